@@ -28,7 +28,7 @@ def part(seed: int, count: int, side: int) -> polyfed.ArrayExamples:
 
 
 class Clock:
-    """Prints what each step took as soon as the next one begins."""
+    """Prints the duration of each step when the next one starts."""
 
     def __init__(self) -> None:
         self.step, self.wall, self.cpu = "", time.perf_counter(), time.process_time()

@@ -1,8 +1,8 @@
-"""Our augmentations of whole batches against kornia's, and torchvision's image by image where the recipe is DomainBed's, on one thread.
+"""Our batch augmentations compared with kornia's and, for DomainBed's recipe, torchvision's per-image ones, on one thread.
 
     python benchmarks/bench_augment.py
 
-Turns are taken so that all see the same machine; the figure is the median of processor seconds, which other processes move little.
+The variants run in alternation; the result is the median CPU time, which other processes hardly affect.
 Kornia is no dependency: install it in an environment of its own. Both start from bytes and end with bytes.
 """
 

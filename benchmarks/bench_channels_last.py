@@ -1,4 +1,4 @@
-"""Does ``--layout channels_last`` make a training step faster? Processor time of a step with images laid out either way, turn by turn.
+"""Effect of ``--layout channels_last``: CPU time of a training step with both memory layouts, in alternation.
 
 Run: .venv/bin/python benchmarks/bench_channels_last.py        (two minutes; prints a table)
 """
@@ -33,7 +33,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """The networks of works (a), (b) and (d), and the CNN of hFedF with and without batch norm."""
+    """The networks of workloads (a), (b) and (d), and the CNN of hFedF with and without batch norm."""
     for letter, steps in (("a", 20), ("b", 2), ("d", 1)):
         work = chosen(letter, False)
         yield Case(f"({letter})", partial(build_model, work), work.batch, work.size, steps)
@@ -42,7 +42,7 @@ def cases() -> Iterator[Case]:
 
 
 def step_seconds(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, steps: int) -> float:
-    """Processor seconds of one step of SGD."""
+    """Return the CPU seconds of one SGD step."""
     began = time.process_time()
     for _ in range(steps):
         loss = nn.functional.cross_entropy(model(images), labels)

@@ -1,4 +1,4 @@
-"""What a checkpoint after every round costs: rounds of a 14-million-parameter model with and without, in turns.
+"""Cost of a checkpoint after every round: alternating rounds of a 14-million-parameter model with and without.
 
 Run: python benchmarks/bench_checkpoints.py [--method fedavg] [--samples 64] [--turns 5] [--folder DIR]
 The first round and the checkpoint at the end are not counted. A ratio is taken turn by turn, then the median.
@@ -29,7 +29,7 @@ NEVER = "1000000"
 
 
 def seconds_a_round(method: str, data: Federation, every: str, rounds: int, folder: Path) -> tuple[float, float]:
-    """Wall and CPU seconds of a round, the first one left out."""
+    """Return wall-clock and CPU seconds per round, without the first round."""
     marks: list[tuple[float, float]] = []
 
     def mark(server: Any) -> None:

@@ -1,4 +1,4 @@
-"""How long a step of dp_sgd takes next to a plain one: six_layer_cnn, batch 32, one thread, CPU seconds.
+"""Cost of a dp_sgd step compared with a plain one: six_layer_cnn, batch 32, one thread, CPU seconds.
 
 python benchmarks/bench_dp_sgd.py [STEPS]      prints one JSON line; takes about ten seconds on an idle machine
 """
@@ -29,7 +29,7 @@ def federation() -> Federation:
 
 
 def seconds_of_a_step(method: str, steps: int) -> float:
-    """The median over some steps, after one that warms up."""
+    """Return the median over some steps after a warm-up step."""
     experiment = Experiment(Settings(batch_size=BATCH, rounds=20), federation(), method, "six_layer_cnn")
     client = Client(experiment.backend.data["a"], experiment.bench, ClientState(), 1)
     client.receive(experiment.server.outgoing("a"))

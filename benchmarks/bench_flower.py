@@ -1,4 +1,4 @@
-"""What an exchange over Flower costs beside the same exchange in process, for payloads of 1, 44 and 228 MB.
+"""Cost of an exchange over Flower compared with the same exchange in process, for payloads of 1, 44 and 228 MB.
 
 Run: .venv/bin/python benchmarks/bench_flower.py        (needs the flower extra; some ten minutes; writes flower.json and flower.md)
 
@@ -61,7 +61,7 @@ COMMON = Settings(
 
 @dataclass(frozen=True)
 class Way:
-    """How a node runs what it is asked: who starts its ClientApps, and whether a process with data, model and torch stays."""
+    """How a node runs requests: which process starts its ClientApps, and if a process with data, model and torch is kept."""
 
     name: str
     executor: Sequence[str]
@@ -78,7 +78,7 @@ WAYS = (
 
 
 class RoundClock:
-    """Notes when the losses of each round appear in a run's metrics."""
+    """Records when the losses of each round appear in a run's metrics."""
 
     def __init__(self, metrics: Path) -> None:
         self.metrics = metrics
@@ -110,7 +110,7 @@ class RoundClock:
         self.watcher.join()
 
     def rounds(self) -> list[float]:
-        """Seconds of each round after the first, which also builds data and model at the nodes."""
+        """Return the seconds of each round after the first, which also builds data and model at the nodes."""
         return differences([self.ends[number] for number in sorted(self.ends)])
 
 
@@ -123,7 +123,7 @@ def settings_for(size: int, rounds: int) -> Settings:
 
 
 def in_process(settings: Settings) -> dict[str, Any]:
-    """The same settings in this process."""
+    """Run the settings in this process."""
     moments: list[float] = []
 
     class Note(Callback):
@@ -135,7 +135,7 @@ def in_process(settings: Settings) -> dict[str, Any]:
 
 
 def over_flower(trial: Trial, settings: Settings) -> dict[str, Any]:
-    """The settings over Flower, with the most memory that the SuperLink and its ServerApp held."""
+    """Run the settings over Flower, and measure the peak memory of the SuperLink and its ServerApp."""
     folder = Path(tempfile.mkdtemp(dir=trial.folder))
     write_app(folder / "app", settings, "bench")
     shutil.copyfile(MODELS, folder / "app" / MODELS.name)
@@ -165,7 +165,7 @@ def federation(way: Way) -> Iterator[Trial]:
 
 
 def measure(way: Way, sizes: Sequence[int], out: Path) -> None:
-    """Measure a way for some sizes; each result is written down at once."""
+    """Measure a variant for some sizes, and store each result immediately."""
     with federation(way) as trial:
         for size in sizes:
             settings = settings_for(size, way.rounds)
@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, choices=SIZES, help="megabytes")
     parser.add_argument("--out", type=Path, default=DATA)
     options = parser.parse_args()
-    # A polite kill unwinds the blocks that end the processes; by itself it would not.
+    # Raise on SIGTERM, so that the with blocks end the processes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     for way in WAYS:
         sizes = [size for size in way.sizes if size in options.sizes]

@@ -1,4 +1,4 @@
-"""A round over Flower, beside plain Flower's own app, in one run: many small tensors (ResNet-20) and few large ones (57 M parameters).
+"""A round over Flower compared with plain Flower's app, in one run: many small tensors (ResNet-20) and few large ones (57 M parameters).
 
 Run: .venv/bin/python benchmarks/bench_flower_peer.py     (needs the flower extra; some fifteen minutes; adds to flower.json, writes flower.md)
 
@@ -43,13 +43,13 @@ PAYLOADS = {
     "megabytes_228": "57 M parameters in 4 tensors, 228 MB",
 }
 AS_INSTALLED = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1.0"}
-"""Flower's default. Tests look twenty times as often, which costs plain Flower, with one SuperExec more a node, processor time."""
+"""Flower's default. Tests poll twenty times as often, which costs plain Flower CPU time for one additional SuperExec per node."""
 SETTINGS = dataclasses.replace(COMMON, unseen=("post", "print"))
 
 
 @dataclass(frozen=True)
 class Side:
-    """A federation that takes part: which program its nodes run, and whether it runs plain Flower's app."""
+    """A federation: the program of its nodes, and if it runs plain Flower's app."""
 
     name: str
     plain: bool = False
@@ -65,7 +65,7 @@ def settings_for(payload: str, rounds: int) -> Settings:
 
 
 def plain_run(trial: Trial, payload: str, rounds: int) -> list[float]:
-    """When each round of plain Flower's app ended."""
+    """Return the end of each round of plain Flower's app."""
     folder = Path(tempfile.mkdtemp(dir=trial.folder))
     app, ends = folder / "app", folder / "ends.txt"
     app.mkdir()
@@ -85,7 +85,7 @@ def plain_run(trial: Trial, payload: str, rounds: int) -> list[float]:
 
 
 def polyfed_run(trial: Trial, payload: str, rounds: int, digest: str) -> list[float]:
-    """When each round of polyfed ended; its weights must be those of the run in process."""
+    """Return the end of each round of polyfed, whose weights must equal those of the run in process."""
     folder = Path(tempfile.mkdtemp(dir=trial.folder))
     write_app(folder / "app", settings_for(payload, rounds), "bench")
     shutil.copyfile(MODELS, folder / "app" / MODELS.name)
@@ -116,7 +116,7 @@ def federation(side: Side) -> Iterator[Trial]:
 
 
 def measure(payload: str, sides: Sequence[Side], rounds: int, turns: int, out: Path) -> None:
-    """Measure one payload on all sides, by turns; what is there so far is written down after each."""
+    """Measure one payload on all sides in alternation, and store the results after each turn."""
     digest = in_process(settings_for(payload, rounds))["digest"]
     seconds: dict[str, list[float]] = {side.name: [] for side in sides}
     processor: dict[str, list[float]] = {side.name: [] for side in sides}
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2, help="runs on each side")
     parser.add_argument("--out", type=Path, default=DATA)
     options = parser.parse_args()
-    # A polite kill unwinds the blocks that end the processes; by itself it would not.
+    # Raise on SIGTERM, so that the with blocks end the processes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     sides = {side.name: side for side in SIDES}
     for payload in options.payloads:

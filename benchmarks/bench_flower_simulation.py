@@ -1,9 +1,9 @@
-"""A round of 100 clients on Flower's simulation runtime (``--backend flower``), beside the same round in process, by turns in one run.
+"""A round of 100 clients on Flower's simulation runtime (``--backend flower``), compared with the same round in process, in alternation.
 
 Run: .venv/bin/python benchmarks/bench_flower_simulation.py     (needs the flower extra; some minutes; adds to flower.json, writes flower.md)
 
 FedAvg; each client takes steps on its own images. In process is ``--backend process`` with one worker. The first round of each run is left
-out: it builds data and model, and starts Ray. Weights at the end must be the same to the bit.
+out: it builds data and model, and starts Ray. The final weights must be bit-identical.
 """
 
 from __future__ import annotations

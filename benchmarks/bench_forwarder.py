@@ -1,4 +1,4 @@
-"""What a node's TLS forwarder costs: the same requests straight to a TLS server, and through the forwarder, in turns.
+"""Cost of a node's TLS forwarder: the same requests directly to a TLS server and through the forwarder, in alternation.
 
 python benchmarks/bench_forwarder.py
 """
@@ -47,7 +47,7 @@ class Echo(http.server.BaseHTTPRequestHandler):
 
 
 def seconds(port: int, folder: Path, size: int, count: int) -> float:
-    """The median seconds of a request there and back on one connection."""
+    """Return the median round-trip seconds on one connection."""
     connection = http.client.HTTPSConnection("localhost", port, context=client_context(folder / "ca.crt"))
     body, times = bytes(size), []
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""How cost grows: with the number of clients, with the size of the model, and over 200 rounds.
+"""Growth of costs with the number of clients, with the model size, and over 200 rounds.
 
 Run: make bench      (or: benchmarks/.venv/bin/python benchmarks/bench_growth.py)
 
@@ -37,7 +37,7 @@ TURNS, ROUNDS_A_TURN = 30, 4
 
 
 def growth_work(clients: int, quick: bool) -> Work:
-    """A work in which only the number of clients differs."""
+    """A workload with this number of clients."""
     model = "small_cnn(width=8)" if quick else "small_cnn(width=64)"
     return Work("e", "growth", model, clients, min(A_ROUND, clients), SAMPLES, BATCH, shared_data=True)
 
@@ -49,14 +49,14 @@ def resident() -> int:
 
 
 def anonymous() -> int:
-    """The memory of this process after a collection that is not a file's: how much of its libraries is resident is the kernel's choice."""
+    """Return the anonymous memory after a garbage collection. The kernel decides how much of the libraries is resident."""
     gc.collect()
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:"))
     return int(line.split()[1]) * 1024
 
 
 def give_back_free_pages() -> None:
-    """Return what is free to the kernel: what is resident already would be used first, and growth would look smaller than it is."""
+    """Return free memory to the kernel. Otherwise it would be reused first, and growth would look smaller than it is."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
 
@@ -67,7 +67,7 @@ def local_bytes(kept: Mapping[str, Any]) -> int:
 
 
 def one_count(clients: int, turns: int, quick: bool) -> None:
-    """In a process of its own: let every client train once, measure memory, then run turns of rounds of ten when told."""
+    """Runs in a separate process: train every client once, measure memory, then run rounds with ten clients on request."""
     from dataclasses import replace
 
     import torch
@@ -108,7 +108,7 @@ def one_count(clients: int, turns: int, quick: bool) -> None:
 
 
 def by_clients(counts: tuple[int, ...], turns: int, quick: bool, say: Any) -> dict[str, Any]:
-    """Rounds of ten clients with so many in the federation, interleaved; the first turn only warms up."""
+    """Run interleaved rounds of ten clients for several federation sizes; the first turn is a warm-up."""
     found: dict[str, Any] = {}
     running: dict[int, subprocess.Popen[str]] = {}
     try:
@@ -145,7 +145,7 @@ def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def long_run(rounds: int, quick: bool) -> dict[str, Any]:
-    """Memory over many rounds of fedbn, when every client has been seen: a line through the second half should be flat."""
+    """Measure memory over many rounds of fedbn. After all clients have trained, it should not grow."""
     from side_polyfed import settings_for
 
     from polyfed.runs.experiment import Experiment
@@ -197,7 +197,7 @@ def parameters(work: Work) -> int:
 
 
 def report(line: str) -> None:
-    """Progress, for whoever waits."""
+    """Print progress."""
     print(line, file=sys.stderr, flush=True)
 
 

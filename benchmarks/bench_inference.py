@@ -1,7 +1,7 @@
-"""What a norm costs at prediction: FedWon, batch norm, group norm and layer norm, as trained and folded, in PyTorch and in onnxruntime.
+"""Inference cost of norms: FedWon, batch norm, group norm and layer norm, as trained and folded, in PyTorch and onnxruntime.
 
 Run: python benchmarks/bench_inference.py [--models "resnet20; small_cnn"] [--size 32] [--batch 1] [--turns 40]
-Networks have random weights and statistics, which do not change the work. Costs are processor seconds of a pass on one thread. Ways
+Networks have random weights and statistics, which do not change the work. Costs are CPU seconds per pass on one thread. Ways
 take turns; a ratio to batch norm folded, which is the network with plain convolutions and nothing else, is taken turn by turn, then
 the median. Prints a Markdown table.
 """
@@ -62,7 +62,7 @@ def ways(text: str, size: int, folder: Path, images: Tensor) -> dict[str, dict[s
 def measured(
     found: dict[str, dict[str, Callable[[Tensor], Tensor]]], runtime: str, images: Tensor, turns: int
 ) -> dict[str, list[float]]:
-    """Processor seconds of a pass, by network, turn after turn."""
+    """Return the CPU seconds per pass, by network, in alternation."""
     seconds: dict[str, list[float]] = {name: [] for name in found}
     for turn in range(turns + 2):
         for name, by_runtime in found.items():

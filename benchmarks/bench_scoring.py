@@ -1,8 +1,8 @@
-"""What it costs to score 10,000 clients: one by one, in one pass where all models are equal, and by a sample where they differ.
+"""Cost of evaluating 10,000 clients: one by one, in one pass if all models are equal, and with a sample if they differ.
 
 Run: python benchmarks/bench_scoring.py [--clients 10000] [--tests 8] [--turns 3]
-Every client has test images of its own. One by one, a tenth of the clients is scored, since all of them would take minutes. Costs are
-processor seconds for each client of the federation; ways take turns, and a ratio is taken turn by turn, then the median.
+Every client has separate test images. One by one, only a tenth of the clients is evaluated, to save minutes. Costs are
+CPU seconds per client; the variants alternate, and the result is the median ratio.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SIZE, TRAINING, MODEL = 16, 4, "small_cnn(width=16)"
 
 
 def federation(clients: int, tests: int) -> Federation:
-    """Clients with random images of their own to be tested on."""
+    """Build clients with random test images."""
     stream = torch.Generator().manual_seed(0)
 
     def examples(count: int) -> ArrayExamples:
@@ -49,7 +49,7 @@ def built(method: str, data: Federation, sample: int = 0) -> Experiment:
 
 
 def cost(experiment: Experiment, together: bool = True) -> float:
-    """Processor seconds of one evaluation, for each client."""
+    """Return the CPU seconds of one evaluation per client."""
     before, are_equal = time.process_time(), evaluation.models_are_equal
     if not together:
         evaluation.models_are_equal = lambda method, plan: False
@@ -85,9 +85,7 @@ def main() -> None:
     for _ in range(options.turns):
         for name, measure in ways.items():
             found[name].append(measure())
-    print(
-        f"{options.clients} clients with {options.tests} test images each, {MODEL}, processor time, median of {options.turns} turns"
-    )
+    print(f"{options.clients} clients with {options.tests} test images each, {MODEL}, CPU time, median of {options.turns} turns")
     for name, values in found.items():
         median = statistics.median(values)
         print(f"  {name:<20} {1000 * median:6.3f} ms a client, {median * options.clients:6.1f} s for all")

@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def report(line: str) -> None:
-    """Progress, for whoever waits."""
+    """Print progress."""
     print(line, file=sys.stderr, flush=True)
 
 

@@ -25,11 +25,11 @@ from PIL import Image
 CLASSES, DIFFERENT, TESTED = 1000, 500, 1
 BATCH, STEPS = 20, 3
 SCORED_AT_ONCE = 47
-"""Images of 224 pixels in a test batch of ours, whose pixels are bounded."""
+"""Number of images of 224 pixels in our test batches, whose number of pixels is limited."""
 
 
 def make(root: Path, images: int) -> None:
-    """1,000 classes; each file is a hard link to one of the pictures."""
+    """1,000 classes; each file is a hard link to one of the images."""
     if (root / "made").exists():
         return
     random = np.random.default_rng(0)
@@ -50,13 +50,13 @@ def make(root: Path, images: int) -> None:
 
 
 def peak_gb() -> float:
-    """The most memory that this process has had."""
+    """Return the peak memory of this process."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 10**9
 
 
 def read(given: argparse.Namespace) -> None:
-    """Every image is asked for twice: decoded, then from the store."""
+    """Read every image twice: first decoded, then from the store."""
     from polyfed.data.registry import data_sets
 
     start = time.perf_counter()
@@ -71,7 +71,7 @@ def read(given: argparse.Namespace) -> None:
 
 
 def train(given: argparse.Namespace) -> None:
-    """A round as an experiment has it."""
+    """Run a round of an experiment."""
     import polyfed
     from polyfed.runs.malloc import keep_freed_pages
 
@@ -94,7 +94,7 @@ def train(given: argparse.Namespace) -> None:
 
 
 def plain(given: argparse.Namespace) -> None:
-    """The same network and batches without any of our code but the setting of the C library."""
+    """Train the same network with the same batches in plain PyTorch, with our setting of the C library."""
     import torchvision
 
     from polyfed.runs.malloc import keep_freed_pages

@@ -4,7 +4,7 @@ python benchmarks/choose_rate.py fedstein/table-1 --part Digits-Five --row FedSt
 python benchmarks/choose_rate.py fedstein/table-1 --part Office-Caltech-10 --row FedStein --root DATA --log NAME.json
 
 Every rate trains once, with one seed and one thread, on the row's settings. Test data cannot be read. Each trial is a run folder in
---out: give the same command again to resume. Copy the log to docs/results/rates (benchmarks/queue import does) and name it in the row:
+--out: run the same command again to resume. Copy the log to docs/results/rates (or run benchmarks/queue import) and set it in the row:
 chosen = "rates/NAME.json".
 """
 
@@ -52,7 +52,7 @@ KEYS = (
     "commit",
     "versions",
 )
-"""What a log contains, and nothing else: there is no place for a test score."""
+"""All entries of a log. Test scores are not allowed."""
 
 
 def asked_for(words: list[str] | None = None) -> argparse.Namespace:
@@ -84,7 +84,7 @@ def found_row(item: PaperItem, part: str, row: str) -> tuple[Part, Row]:
 
 
 def trial_settings(asked: argparse.Namespace, item: PaperItem) -> Settings:
-    """Return the settings of every trial but for its rate."""
+    """Return the settings of every trial, without the learning rate."""
     part, row = found_row(item, asked.part, asked.row)
     changes: dict[str, Any] = {**dict(map(read_change, asked.changes)), "seed": asked.seed, "threads": 1}
     if asked.root is not None:

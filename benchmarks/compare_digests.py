@@ -1,4 +1,4 @@
-"""Whether two commits train to the same bits: every method, workers, kill -9 and resume, Flower, and old run folders in the new code.
+"""Check that two commits give bit-identical results: every method, workers, kill -9 and resume, Flower, and old run folders in the new code.
 
 python benchmarks/compare_digests.py BEFORE AFTER [--flower] [--out FILE]
 
@@ -25,7 +25,7 @@ def git(*words: str) -> str:
 
 
 def checked_out(commit: str, folder: Path) -> Path:
-    """The package of a commit, in a folder of its own; ``.`` is the working tree."""
+    """Extract the package of a commit into a separate folder; ``.`` is the working tree."""
     if commit == ".":
         return ROOT / "src"
     folder.mkdir()
@@ -41,7 +41,7 @@ def digests(source: Path, *options: str) -> dict[str, str]:
 
 
 def page(before: str, after: str, old: dict[str, str], new: dict[str, str], reopened: dict[str, str]) -> str:
-    """The outcome as Markdown."""
+    """Format the outcome as Markdown."""
     names = sorted(old.keys() | new.keys())
     equal = [name for name in names if old.get(name) == new.get(name)]
     opened = [name for name, digest in reopened.items() if digest == old[f"{name}, 4 rounds"]]

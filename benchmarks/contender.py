@@ -1,4 +1,4 @@
-"""The process of one contender: prepares once, then runs rounds when told. Started by bench_speed.py; see turns.py."""
+"""The process of one contender: prepares once, then runs rounds on request. Started by bench_speed.py; see turns.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who takes part in the benchmark: names, what they are, and the process each runs in. Imports nothing heavy, for the driver."""
+"""The contenders of the benchmark: names, descriptions and processes. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SMALL, LARGE, ALL, SIZES = ("a", "c"), ("b", "d"), ("a", "b", "c", "d"), ("e1", 
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to do a work. ``options`` are settings of polyfed, or sizes that the side module understands."""
+    """One way to run a workload. ``options`` are settings of polyfed, or sizes for the side module."""
 
     name: str
     title: str
@@ -22,7 +22,7 @@ class Contender:
     threads: int = 1
     options: Mapping[str, str] = field(default_factory=dict)
     twice: bool = False
-    """Whether the time to the first round is measured once more, with the compiled code of the first time on disk."""
+    """Measure the time to the first round a second time, with cached compiled code."""
 
 
 CONTENDERS = {
@@ -71,9 +71,9 @@ CONTENDERS = {
 
 
 def taking_part(work: str, names: str = "") -> list[Contender]:
-    """The contenders of a work: all that suit it, or those named (with commas) among them."""
+    """Return the contenders of a workload: all suitable ones, or those in a comma-separated list."""
     wanted = [name for name in names.split(",") if name]
     unknown = [name for name in wanted if name not in CONTENDERS]
     if unknown:
-        raise SystemExit(f"There is no contender {unknown[0]!r}. There are: {', '.join(CONTENDERS)}.")
+        raise SystemExit(f"There is no contender {unknown[0]!r}. Choose from: {', '.join(CONTENDERS)}.")
     return [contender for contender in CONTENDERS.values() if work in contender.works and (not wanted or contender.name in wanted)]

@@ -1,6 +1,6 @@
-"""Starts contenders, lets them run rounds in turn, one at a time, and takes the times.
+"""Start contenders, let them run rounds in turn, one at a time, and measure the times.
 
-Every contender is put to sleep (SIGSTOP, its whole process tree) while another has its turn, so that nobody's polling or spinning
+Every contender is put to sleep (SIGSTOP, its whole process tree) while another has its turn, so that no polling or spinning
 threads cost anybody else time.
 """
 
@@ -25,17 +25,17 @@ from contenders import Contender
 HERE = Path(__file__).resolve().parent
 LONGEST_ROUND = 600.0
 WAKING = 0.3
-"""Seconds between waking a contender and its round, so that what it has to catch up is not in the round."""
+"""Seconds between resuming a contender and its round, so that pending work is not measured."""
 
 Say = Callable[[str], None]
 
 
 class Lost(Exception):
-    """A contender cannot go on; the text says why."""
+    """A contender failed; the message contains the reason."""
 
 
 def environment(threads: int, cache: Path) -> dict[str, str]:
-    """What a contender's process sees: its number of threads, a cache of its own for compiled code, nobody's telemetry."""
+    """Return the environment of a contender: number of threads, separate cache for compiled code, no telemetry."""
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     caches = {
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
@@ -71,7 +71,7 @@ class Running:
         self.members = [self.process.pid]
 
     def round(self, watched: bool = False) -> dict[str, Any]:
-        """Wake up, run one round, and give its seconds, processor seconds and memory: its peak when watched, else what is left at the end."""
+        """Resume, run one round, and return its wall-clock and CPU seconds and its memory (peak if watched, otherwise at the end)."""
         if self.asleep:
             processes.signal_all(self.asleep, signal.SIGCONT)
             self.asleep = []
@@ -84,7 +84,7 @@ class Running:
                 stdin.write(b"go\n")
                 stdin.flush()
             except BrokenPipeError as error:
-                raise Lost(f"ended early: {self.last_words()}") from error
+                raise Lost(f"ended early: {self.last_output()}") from error
             message = self.message()
         self.members = processes.tree(self.process.pid)
         after = processes.processor_seconds(self.members)
@@ -102,11 +102,11 @@ class Running:
             raise Lost(f"failed: no round ended within {LONGEST_ROUND:.0f} s")
         line = stdout.readline()
         if not line:
-            raise Lost(f"failed: ended early: {self.last_words()}")
+            raise Lost(f"failed: ended early: {self.last_output()}")
         message: dict[str, Any] = json.loads(line)
         return message
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """The last line of its log."""
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return lines[-1].strip() if lines else "it said nothing"
@@ -117,7 +117,7 @@ class Running:
         processes.signal_all(self.asleep, signal.SIGSTOP)
 
     def close(self) -> None:
-        """Let it end by itself when all its rounds are done, else end it; leave no process of its tree behind."""
+        """Wait for a contender that has run all its rounds, or else end it, with all processes of its tree."""
         processes.signal_all(self.asleep, signal.SIGCONT)
         members = set(self.members) | set(processes.tree(self.process.pid))
         if self.done < self.rounds:
@@ -132,7 +132,7 @@ class Running:
 
 
 def was_started_here(pid: int) -> bool:
-    """Whether a process has the environment of a contender, in case its number has gone to somebody else since."""
+    """Return True if a process has the environment of a contender, because its id may have been reused."""
     try:
         return f"PYTHONPATH={HERE}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -142,7 +142,7 @@ def was_started_here(pid: int) -> bool:
 def measure(
     work: str, contenders: Sequence[Contender], warm_ups: int, repeats: int, a_turn: int, quick: bool, say: Say
 ) -> dict[str, Any]:
-    """All contenders on one work, interleaved. The first turn of each, alone, gives the time to the first finished round."""
+    """Run all contenders on one workload, interleaved. The first turn of each one measures the time to the first finished round."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     found: dict[str, Any] = {}
     running: list[Running] = []
@@ -169,7 +169,7 @@ def measure(
 def start(
     work: str, contender: Contender, rounds: int, warm_ups: int, quick: bool, folder: Path, found: dict[str, Any], say: Say
 ) -> Running | None:
-    """Start a contender and run its warm-up rounds; None when it cannot take part."""
+    """Start a contender and run its warm-up rounds; None if it is not available."""
     one = Running(work, contender, rounds, quick, folder)
     record: dict[str, Any] = {"turns": [], "processor": [], "memory": 0}
     found[contender.name] = record
@@ -191,7 +191,7 @@ def start(
 
 
 def turn(one: Running, a_turn: int, record: dict[str, Any], say: Say, when: str) -> bool:
-    """One turn of one contender; False when it was lost."""
+    """Run one turn of one contender. Return False if it failed."""
     try:
         results = [one.round() for _ in range(a_turn)]
     except Lost as error:
@@ -208,7 +208,7 @@ def turn(one: Running, a_turn: int, record: dict[str, Any], say: Say, when: str)
 
 
 def again(work: str, contender: Contender, quick: bool, folder: Path, record: dict[str, Any], say: Say) -> None:
-    """The time to the first finished round when the compiled code lies on disk already."""
+    """Measure the time to the first finished round with cached compiled code."""
     one = Running(work, contender, 1, quick, folder)
     try:
         one.round()

@@ -1,6 +1,6 @@
 """Measures what the networks of the papers cost by example and by step, and writes src/polyfed/papers/speeds.toml.
 
-Run: python benchmarks/experiment_speeds.py [NETWORK...]        (one thread; three minutes; networks that are not named stay as they are)
+Run: python benchmarks/experiment_speeds.py [NETWORK...]        (one thread; three minutes; other networks are unchanged)
 
 Processor time of a training step (forward, backward, SGD) is taken at two batch sizes; the straight line through them gives the cost of
 an example and of a step.

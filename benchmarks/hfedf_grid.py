@@ -1,8 +1,8 @@
-"""hFedF on PACS: start of the heads x server optimizer, chosen on validation images of the source domains only.
+"""hFedF on PACS: head initialisation x server optimizer, selected on validation images of the source domains only.
 
 python benchmarks/hfedf_grid.py DATA_ROOT [--out DIR] [--rounds 60] [--seeds 1] [--targets photo sketch] [--estimate] [--test]
 
-Every cell trains with seed 0 (or several seeds) and each target held out, then the best two with one seed more. Every trial is a run folder; give the same command
+Every cell trains with seed 0 (or several seeds) and each target held out, then the best two with one seed more. Every trial is a run folder; run the same command
 again to resume. Test data cannot be read. grid.json has the validation score of each run and, for each round, the spread of clients'
 models; grid.md is the table. --test then scores the chosen cell, the default hFedF and FedAvg on the held-out domain.
 """
@@ -48,7 +48,7 @@ SETTINGS: Mapping[str, Any] = {
     "local_epochs": 2,
     "layout": "channels_last",
 }
-"""Those of hfedf/table-11, one domain per client; images lie in memory as it is fastest."""
+"""The settings of hfedf/table-11 with one domain per client, and the fastest memory layout."""
 BEST = 2
 """Cells that get a second seed."""
 
@@ -58,7 +58,7 @@ Turn: TypeAlias = tuple[int, str]
 
 @dataclass(frozen=True)
 class Scored:
-    """One run on source validation data: its score (None if it diverged), and by round how far clients' weights lie apart, relative to their size."""
+    """One run on source validation data: its score (None if it diverged), and the relative spread of client weights by round."""
 
     validation: float | None
     spread: list[float]
@@ -74,7 +74,7 @@ def settings(asked: argparse.Namespace, turn: Turn) -> dict[str, Any]:
 
 
 def search(asked: argparse.Namespace, turn: Turn, cells: Sequence[str]) -> Sweep:
-    """Train, resume or read back these cells with one seed and one domain held out; nothing is tested."""
+    """Train, resume or read these cells with one seed and one held-out domain, without test scores."""
     own = settings(asked, turn)
     sweep = Sweep(
         Settings(**own), [CELLS[cell] for cell in cells], [Axis("lr", (own["lr"],))], Path(asked.out) / f"{turn[1]}-seed{turn[0]}"
@@ -95,7 +95,7 @@ def scored(sweep: Sweep, cells: Sequence[str]) -> dict[str, Scored]:
 
 
 def ranked(found: Found) -> dict[str, float]:
-    """Return the mean validation score of each cell over the turns that all of them had, the best first; cells that diverged are left out."""
+    """Return the mean validation score of each cell over the turns that all cells have, best first, without diverged cells."""
     common = set.intersection(*(set(runs) for runs in found.values()))
     means = {
         cell: statistics.fmean(values)
@@ -106,7 +106,7 @@ def ranked(found: Found) -> dict[str, float]:
 
 
 def table(found: Found) -> str:
-    """The grid in Markdown, the best cell first; deviations are over seeds, the spread of weights is that of the last round."""
+    """Format the grid as Markdown, best cell first. Deviations are over seeds; the spread of weights is that of the last round."""
     targets = sorted({target for runs in found.values() for _, target in runs})
     heads = ["cell", *(f"without {target}" for target in targets), "mean", "spread of weights", "runs"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
@@ -137,7 +137,7 @@ def write(asked: argparse.Namespace, found: Found) -> None:
 
 
 def estimated(asked: argparse.Namespace) -> str:
-    """Core-hours of the whole grid, from one measured run of each target."""
+    """Estimate the core-hours of the grid from one measured run per target."""
     each = {}
     for target in asked.targets:
         values = settings(asked, (0, target))
@@ -150,7 +150,7 @@ def estimated(asked: argparse.Namespace) -> str:
 
 
 def tested(asked: argparse.Namespace, turns: Sequence[Turn], chosen: str) -> list[dict[str, Any]]:
-    """Accuracy on the held-out domain of the chosen cell, of the default and of FedAvg."""
+    """Return the accuracy on the held-out domain of the selected cell, the default and FedAvg."""
     rows = []
     cells = list(dict.fromkeys((chosen, DEFAULT)))
     for turn in turns:

@@ -19,12 +19,12 @@ def tests_of(sweep: Path, method: str) -> dict[int, dict[str, Any]]:
     document = json.loads((sweep / "sweep.json").read_text(encoding="utf-8"))
     found = next((one for one in document["methods"] if one["method"] == method), None)
     if found is None:
-        sys.exit(f"{sweep} has no {method!r}. There are: {', '.join(one['method'] for one in document['methods'])}.")
+        sys.exit(f"{sweep} has no {method!r}. Choose from: {', '.join(one['method'] for one in document['methods'])}.")
     return {test["seed"]: test for test in found["tests"]}
 
 
 def answers_of(sweep: Path, tests: dict[int, dict[str, Any]]) -> dict[int, Answers]:
-    """What the tested models answered, by seed."""
+    """Return the predictions of the tested models by seed."""
     return {seed: RunRecord.from_folder(sweep / "final" / Path(test["run"]).name).answers for seed, test in tests.items()}
 
 

@@ -1,4 +1,4 @@
-"""Process trees as Linux shows them in /proc: who belongs to one, its memory, its processor time, and putting it to sleep."""
+"""Process trees in Linux's /proc: members, memory, CPU time, and suspending them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARENT, USER_TIME, SYSTEM_TIME = 1, 11, 12
 
 
 def fields_of(pid: int) -> list[str] | None:
-    """The fields of a process after its name, or None when it has gone."""
+    """Return the fields of a process after its name; None if it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -25,7 +25,7 @@ def fields_of(pid: int) -> list[str] | None:
 
 
 def tree(root: int) -> list[int]:
-    """A process and all that descend from it."""
+    """Return a process and all its descendants."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (fields := fields_of(int(entry))) is not None:
@@ -39,7 +39,7 @@ def tree(root: int) -> list[int]:
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """The sum of the resident memory of some processes; pages they share count once for each."""
+    """Return the total resident memory of some processes. Shared pages count once per process."""
     total = 0
     for pid in pids:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -48,7 +48,7 @@ def resident_bytes(pids: Iterable[int]) -> int:
 
 
 def processor_seconds(pids: Iterable[int]) -> float:
-    """Processor time used by some processes so far."""
+    """Return the CPU time of some processes."""
     found = [fields for pid in pids if (fields := fields_of(pid)) is not None]
     return sum(int(fields[USER_TIME]) + int(fields[SYSTEM_TIME]) for fields in found) / TICK
 
@@ -61,7 +61,7 @@ def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 class PeakMemory:
-    """Looks at a tree's memory a few times a second while the block runs, and keeps the most it saw; unwatched, only at its end."""
+    """Samples a tree's memory a few times per second inside the block, and stores the peak; if unwatched, only at the end."""
 
     def __init__(self, root: int, watched: bool = True, every: float = 0.25) -> None:
         self.root, self.watched, self.every, self.most = root, watched, every, 0
@@ -88,7 +88,7 @@ class PeakMemory:
 
 
 class ProcessorTime:
-    """The processor time of all processes whose environment has a mark, noted a few times a second.
+    """CPU time of all processes whose environment contains a mark, sampled a few times per second.
 
     It says what a side costs where others keep the machine busy. Of a process that ends, what it used since the last look is missing.
     """
@@ -121,5 +121,5 @@ class ProcessorTime:
         self.watcher.join()
 
     def at(self, moment: float) -> float:
-        """Seconds used until a moment."""
+        """Return the seconds used until a moment."""
         return next((used for when, used in self.totals if when >= moment), self.totals[-1][1])

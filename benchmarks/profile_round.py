@@ -1,4 +1,4 @@
-"""Where a round spends its time, as short texts in benchmarks/profiles/: torch's profiler for operators, cProfile for Python.
+"""Profile a round, and write summaries to benchmarks/profiles/: torch's profiler for operators, cProfile for Python.
 
 Run: benchmarks/.venv/bin/python benchmarks/profile_round.py      (or: ... --only a-fused,b-polyfed)
 
@@ -63,7 +63,7 @@ Shares: TypeAlias = "dict[str, float]"
 
 @dataclass(frozen=True)
 class Case:
-    """A work done by a contender, cut to so many clients and samples, and how many rounds are looked at each time."""
+    """A workload of a contender, limited to some clients and samples, with the number of rounds to profile."""
 
     letter: str
     contender: str
@@ -79,7 +79,7 @@ class Case:
         return chosen(self.letter, quick) if quick else dataclasses.replace(chosen(self.letter), **self.cut)
 
     def size(self, work: Work) -> str:
-        """What was left out, in words."""
+        """Describe what was omitted."""
         whole = chosen(self.letter)
         left = (f"{work.a_round} clients a round", f"{work.samples} samples each")
         return f" (here with {left[0]} and {left[1]})" if (work.a_round, work.samples) != (whole.a_round, whole.samples) else ""
@@ -148,12 +148,12 @@ def processor_seconds_of_children() -> float:
 
 @functools.cache
 def kind_named(name: str) -> str | None:
-    """What an operator is part of by its own name."""
+    """Return the category of an operator by its name."""
     return next((kind for kind, words in KINDS.items() if any(word in name.lower() for word in words)), None)
 
 
 def kind_of(event: FunctionEvent) -> str:
-    """What an operator is part of, by its own name or that of whoever called it."""
+    """Return the category of an operator by its name or its callers' names."""
     at: FunctionEvent | None = event
     while at is not None:
         found = kind_named(at.name)
@@ -173,7 +173,7 @@ def by_operator(events: Iterable[FunctionEvent], seconds: float) -> Shares:
 
 
 def owner_of(function: Function) -> str:
-    """Whose code a function is; empty for Python's own, which counts for whoever called it."""
+    """Return the owner of a function; empty for Python's functions, which count for their callers."""
     file, _, name = function
     if file == "~":
         return WAITING if "select." in name else TORCH if "torch" in name else ""
@@ -199,7 +199,7 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.1 else f"{share:.1%}"
 
 
-def in_words(shares: Shares) -> str:
+def join_items(shares: Shares) -> str:
     """Shares from the largest to the smallest."""
     return ", ".join(
         f"{percent(share)} {name}" for name, share in sorted(shares.items(), key=lambda item: -item[1]) if share >= 0.0005
@@ -207,22 +207,22 @@ def in_words(shares: Shares) -> str:
 
 
 def words(beginning: str, watch: Watch, operators: Shares | None, owners: Shares) -> str:
-    """What the profile says, in sentences."""
+    """Summarise the profile."""
     seconds, processor = watch.seconds["plain"] / watch.rounds, (watch.own + watch.workers) / watch.rounds
-    said = [f"{beginning}: {seconds:.2f} s a round, {processor:.2f} s of processor time."]
+    said = [f"{beginning}: {seconds:.2f} s a round, {processor:.2f} s of CPU time."]
     if operators is None:
         working = {name: share for name, share in owners.items() if name != WAITING}
         busy = watch.workers / watch.seconds["plain"]
         said += [
             f"The parent waits for its workers {percent(owners[WAITING])} of the time and works {percent(sum(working.values()))}:",
-            f"{in_words(working)}.",
-            f"Its workers together used {busy:.2f} s of processor time for each second of the round.",
+            f"{join_items(working)}.",
+            f"Its workers together used {busy:.2f} s of CPU time for each second of the round.",
         ]
     else:
         network = sum(share for kind, share in operators.items() if kind not in ("the optimizer", OTHER, PYTHON))
         said += [
             f"The network's arithmetic takes {percent(network)} of the time, the optimizer {percent(operators['the optimizer'])}.",
-            f"By kind: {in_words(operators)}.",
+            f"By kind: {join_items(operators)}.",
             f"Python is at most {percent(owners[POLYFED])} polyfed's own and {percent(owners[TORCH_PYTHON])} torch's (cProfile, which slows Python down).",
         ]
     return " ".join(said)
@@ -275,7 +275,7 @@ def profiled(case: Case, work: Work, contender: Contender) -> str:
 
 
 def head(measured: Mapping[str, Any]) -> str:
-    """Where a profile comes from."""
+    """Return the source of a profile."""
     versions = measured["versions"]
     return (
         f"{measured['command']}, commit {measured['commit']}, {measured['date']}, load before {measured['load_before']}, "
@@ -292,7 +292,7 @@ def main() -> None:
     wanted = [name for name in options.only.split(",") if name]
     unknown = [name for name in wanted if name not in [case.name for case in CASES]]
     if unknown:
-        raise SystemExit(f"There is no profile {unknown[0]!r}. There are: {', '.join(case.name for case in CASES)}.")
+        raise SystemExit(f"There is no profile {unknown[0]!r}. Choose from: {', '.join(case.name for case in CASES)}.")
     torch.set_num_threads(1)
     keep_freed_pages()  # as the command line does
     options.out.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""The list of the queue: entries of benchmarks/queue.toml, and the single runs that they stand for, each once and in order."""
+"""The list of the queue: the entries of benchmarks/queue.toml, and their runs, in order and without duplicates."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Job:
 
     @property
     def identity(self) -> str:
-        """The name of its settings without the seed."""
+        """Name of its settings without the seed."""
         return "" if self.settings is None else identity_of(self.settings)
 
 
@@ -60,20 +60,20 @@ class Expanded:
 
 
 def read_list(path: Path) -> list[dict[str, Any]]:
-    """The entries of a list; an unknown key is an error. ``max_hours`` before them holds for every entry without one."""
+    """Read the entries of a list. ``max_hours`` at the top is the default of all entries."""
     document = tomllib.loads(path.read_text(encoding="utf-8"))
     entries = [{"max_hours": document.get("max_hours", math.inf), **entry} for entry in document.get("queue", [])]
     for entry in entries:
         for key in entry:
             if key not in KEYS:
-                raise SettingError(f"{path.name}: there is no key {key!r}. {nearest(key, KEYS)}")
+                raise SettingError(f"{path.name}: unknown key {key!r}. {nearest(key, KEYS)}")
         if ("experiment" in entry) == ("command" in entry):
             raise SettingError(f"{path.name}: an entry needs either experiment or command: {entry}")
     return list(entries)
 
 
 def name_of(entry: Mapping[str, Any]) -> str:
-    """What progress calls an entry."""
+    """Label of an entry in the progress."""
     if "name" in entry or "command" in entry:
         return str(entry.get("name", entry.get("command")))
     words = [
@@ -91,11 +91,11 @@ def _many(value: Any) -> tuple[str, ...]:
 
 
 def expand(entries: Sequence[Mapping[str, Any]], root: str, log_folders: Sequence[Path] = ()) -> Expanded:
-    """The jobs of a list. A run that several entries name is one job, at its first place, with the analyses of all of them.
+    """Return the jobs of a list. A run of several entries is one job at its first position, with the analyses of all of them.
 
     Args:
         entries: of the list.
-        root: the folder of the data.
+        root: Data folder.
         log_folders: folders that ``lr_from`` is relative to; the first one that has the log counts.
     """
     found = Expanded()
@@ -123,7 +123,7 @@ def _found_log(name: str, folders: Sequence[Path]) -> Path | None:
 
 
 def _written_log(command: str) -> str:
-    """The log of a rate search that a command writes, relative to the results; empty if it writes none.
+    """Return the rate log that a command writes, relative to the results; empty if it writes none.
 
     >>> _written_log("{python} benchmarks/choose_rate.py fedstein/table-1 --log {results}/rates/fedstein.json")
     'rates/fedstein.json'
@@ -160,7 +160,7 @@ def _jobs(entry: Mapping[str, Any], name: str, root: str, log_folders: Sequence[
         raise SettingError(f"No cell of this entry can be run. Look at polyfed show {item.name}.")
     jobs = []
     numbers = {folder: list(seeds) if isinstance(seeds, list) else list(range(run.seeds)) for folder, run in runs.items()}
-    # Seed by seed, so that every row has its first seed before any has its second.
+    # Seed by seed, so that all rows run with the first seed before any row runs with the second.
     for seed in sorted({seed for many in numbers.values() for seed in many}):
         for folder, run in runs.items():
             if seed in numbers[folder]:

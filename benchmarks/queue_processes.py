@@ -1,4 +1,4 @@
-"""The processes of the queue: one that starts the others, and those that train one run each. Each may be killed at any instant."""
+"""The processes of the queue: one starts the others, which train one run each. Each may be killed at any time."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ PUBLISHED = Path("docs") / "results"
 """The repository's results: runs and logs of rate searches in it count as finished."""
 RATES = "rates"
 MAX_KILLS = 3
-"""Processes of one run that may be killed from outside before the queue skips it."""
+"""Number of times that a run may be killed before the queue skips it."""
 WAIT = 2.0
 PARENT_DEATH_SIGNAL = 1
-"""Of prctl: the signal that a process gets when its parent ends."""
+"""Option of prctl: the signal that a process receives when its parent ends."""
 NICE = 19
 OF_JOB = ".job.json"
-"""Ends the name of the file that tells a process what to do."""
+"""Suffix of the file with the job of a process."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """The folder of results: what the queue writes, and where."""
+    """The folder of results, and the paths in it."""
 
     path: Path
 
@@ -53,15 +53,15 @@ class Results:
         return self.path / "ledger"
 
     def state(self, key: str) -> Path:
-        """What is known of a job: round, CPU seconds, kills, error."""
+        """State of a job: round, CPU seconds, kills, error."""
         return self.path / "jobs" / f"{key}.json"
 
     def log(self, key: str) -> Path:
-        """What a job printed."""
+        """Output of a job."""
         return self.path / "logs" / f"{key}.log"
 
     def read_state(self, key: str) -> dict[str, Any]:
-        """What is known of a job; nothing before it starts."""
+        """Return the state of a job; empty before it starts."""
         try:
             found: dict[str, Any] = json.loads(self.state(key).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -69,20 +69,20 @@ class Results:
         return found
 
     def write_state(self, key: str, **values: Any) -> None:
-        """Note something about a job."""
+        """Update the state of a job."""
         path = self.state(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps({**self.read_state(key), **values}), sync=False)
 
     def cores(self, default: int) -> int:
-        """How many processes may run: the number that ``queue cores`` wrote, else the one at the start."""
+        """Return the maximum number of processes, set by ``queue cores`` or at the start."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             return int((self.path / "cores").read_text())
         return default
 
 
 def outcome(job: Job, results: Results, known: Ledger) -> str:
-    """How a job ended: finished, diverged or failed; empty if it has to run."""
+    """Return how a job ended: finished, diverged or failed; empty if it must run."""
     state = results.read_state(job.key)
     if job.settings is None:
         return FINISHED if job.has_log else str(state.get("outcome", ""))
@@ -109,7 +109,7 @@ class Progress(Callback):
         self.results.write_state(self.key, round=run.round, rounds=run.rounds, cpu_seconds=self.spent())
 
     def spent(self) -> float:
-        """CPU seconds of all processes of this job so far."""
+        """Return the CPU seconds of all processes of this job."""
         return self.before + time.process_time()
 
     def end(self, result: Result) -> None:
@@ -120,7 +120,7 @@ class Progress(Callback):
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process when the queue ends, however it ends, so that two processes never train one run."""
+    """End this process when the queue ends for any reason, so that two processes never train the same run."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
@@ -128,7 +128,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def work(file: Path, results: Results, parent: int) -> int:
-    """Train one run and write its record, or become the command of an entry; an error is noted in the state of the job."""
+    """Train one run and write its record, or become the command of an entry; an error is stored in the state of the job."""
     end_with_parent(parent)
     job = json.loads(file.read_text(encoding="utf-8"))
     if "command" in job:
@@ -158,7 +158,7 @@ class Running:
 
 
 class Queue:
-    """Works the list: starts processes, notes how they end, writes progress."""
+    """Runs the list: starts processes, records how they end, and writes progress."""
 
     def __init__(self, results: Results, listed: Path, root: str, cores: int, script: Path, commit: str = "") -> None:
         self.results, self.listed, self.root, self.cores = results, listed, root, cores
@@ -180,7 +180,7 @@ class Queue:
             except (tomllib.TOMLDecodeError, SettingError) as error:
                 if not self.expanded.jobs:
                     raise
-                print(f"{self.listed} cannot be read, so the list stays as it was: {error}", flush=True)
+                print(f"Cannot read {self.listed}; keeping the previous list: {error}", flush=True)
             for name, problem in self.expanded.problems.items():
                 print(f"{name}: {problem}", flush=True)
         folders = (published / "runs", self.results.ledger)
@@ -189,12 +189,12 @@ class Queue:
             self.files, self.known = files, Ledger(map(read_record, files.values()))
 
     def waiting(self) -> list[Job]:
-        """Jobs that are to run, in order."""
+        """Return the jobs to run, in order."""
         busy = {one.job.key for one in self.running}
         return [job for job in self.expanded.jobs if job.key not in busy and not outcome(job, self.results, self.known)]
 
     def run(self) -> None:
-        """Work until nothing is left."""
+        """Run until no job is left."""
         try:
             while True:
                 self.look()
@@ -239,7 +239,7 @@ class Queue:
         self.running.append(Running(job, process, time.time()))
 
     def reap(self) -> None:
-        """Note how processes ended. A run killed from outside is tried again, but not forever."""
+        """Record how processes ended. A run that was killed is retried a limited number of times."""
         for one in [one for one in self.running if one.process.poll() is not None]:
             self.running.remove(one)
             key, code = one.job.key, one.process.returncode
@@ -264,7 +264,7 @@ class Queue:
 
 
 def progress_of(queue: Queue, waiting: list[Job]) -> dict[str, Any]:
-    """Everything about the queue as plain values."""
+    """Return the state of the queue as plain values."""
     results = queue.results
     ended = {job.key: outcome(job, results, queue.known) for job in queue.expanded.jobs}
     states = {job.key: results.read_state(job.key) for job in queue.expanded.jobs}
@@ -303,14 +303,14 @@ def progress_of(queue: Queue, waiting: list[Job]) -> dict[str, Any]:
 
 
 def all_states(results: Results) -> Iterator[dict[str, Any]]:
-    """What is known of every job that was ever started."""
+    """Return the state of every started job."""
     for path in sorted((results.path / "jobs").glob("*.json")):
         if not path.name.endswith(OF_JOB):
             yield json.loads(path.read_text(encoding="utf-8"))
 
 
 def progress_words(found: dict[str, Any]) -> str:
-    """Progress for people."""
+    """Format the progress for people."""
     unknown = f" (and {found['left_without_estimate']} without an estimate)" if found["left_without_estimate"] else ""
     lines = [
         f"{found['updated']}  commit {found['commit'][:12] or 'unknown'}, {found['cores']} core{'s' * (found['cores'] != 1)}",
@@ -328,7 +328,7 @@ def progress_words(found: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def only_one(results: Results) -> Iterator[None]:
-    """Refuse a second queue on the same folder; the lock ends with the process, however it ends."""
+    """Lock the folder against a second queue. The lock ends with the process."""
     results.path.mkdir(parents=True, exist_ok=True)
     with (results.path / "queue.lock").open("w") as file:
         try:
@@ -339,7 +339,7 @@ def only_one(results: Results) -> Iterator[None]:
 
 
 def forget_failures(results: Results) -> None:
-    """Let failed jobs run again."""
+    """Schedule failed jobs again."""
     for path in (results.path / "jobs").glob("*.json"):
         if path.name.endswith(OF_JOB):
             continue
@@ -349,12 +349,12 @@ def forget_failures(results: Results) -> None:
 
 
 def import_ledger(results: Results, to: Path) -> list[str]:
-    """Copy records into the repository's ledger; one that is there must have the same digest."""
+    """Copy records to the repository's ledger. Existing records must have the same digest."""
     return [write_record(to, read_record(path)).name for path in sorted(results.ledger.glob("*.json"))]
 
 
 def import_rates(results: Results, to: Path) -> list[str]:
-    """Copy the logs of rate searches into the repository; one that is there must be the same."""
+    """Copy the logs of rate searches to the repository. Existing logs must be identical."""
     from choose_rate import log_problems  # loads Optuna, which processes that train do not need
 
     names = []
@@ -367,7 +367,7 @@ def import_rates(results: Results, to: Path) -> list[str]:
         copy = to / path.name
         if copy.exists() and json.loads(copy.read_text(encoding="utf-8")) != log:
             raise RunFolderError(
-                f"{path.name} is in the repository with another content. Find out which is right and remove the other."
+                f"{path.name} exists in the repository with different content. Determine which one is correct, and remove the other."
             )
         to.mkdir(parents=True, exist_ok=True)
         write_atomically(copy, text)

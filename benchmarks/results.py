@@ -16,12 +16,12 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 DATA = HERE / "results.json"
 LOAD_BEFORE = os.getloadavg()[0]
-"""Taken when the program starts, before it adds its own."""
+"""Measured when the program starts, before it adds load."""
 PACKAGES = ("polyfed", "torch", "torchvision", "numpy", "pfl", "flwr", "ray")
 
 
 def read(path: Path = DATA) -> dict[str, Any]:
-    """What was measured so far."""
+    """Read the existing measurements."""
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return found
 
@@ -36,7 +36,7 @@ def put(path: Path, part: str, key: str, facts: dict[str, Any], command: Sequenc
 
 
 def circumstances(command: Sequence[str]) -> dict[str, Any]:
-    """When, where and with what a result was measured. Names of folders and hosts stay out."""
+    """Return time, machine and versions of a measurement, without names of folders and hosts."""
     script, *arguments = command
     if "--out" in arguments:
         place = arguments.index("--out")
@@ -52,7 +52,7 @@ def circumstances(command: Sequence[str]) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit, marked when the tree differs from it."""
+    """Return the commit, with a mark if the working tree differs."""
     try:
         head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=HERE).stdout
         changed = subprocess.run(
@@ -73,7 +73,7 @@ def machine() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of what is compared."""
+    """Return the installed versions of the compared packages."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -84,7 +84,7 @@ def versions() -> dict[str, str]:
 
 
 def write_page(about: str, document: Callable[[Mapping[str, Any]], str], data: Path, text: Path, how: str) -> None:
-    """The command of a page that is written from a data file."""
+    """Command line of scripts that write a page from a data file."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--data", type=Path, default=data)
     parser.add_argument("--out", type=Path, default=text)

@@ -1,7 +1,7 @@
 """Contender: Flower's simulation (Ray), with its own strategy; one CPU and one thread for each actor.
 
 An actor keeps the model and the clients' data between messages, which is more than Flower's examples do. Flower's server calls
-``evaluate_fn`` after each round; here it evaluates nothing and waits for the driver, so rounds can be interleaved like everybody's.
+``evaluate_fn`` after each round; here it evaluates nothing and waits for the driver, so that rounds can be interleaved as for all contenders.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def train(work: Work, turns: Turns | None) -> None:
     in_pair = RANK in os.environ
 
     class Shuffled(PyTorchTensorDataset):
-        """The same batches as everybody's."""
+        """Yield the same batches as all contenders."""
 
         def iter(self, batch_size: int | None) -> Iterator[list[Tensor]]:
             x, y = self.raw_data

@@ -49,7 +49,7 @@ def require_compiled(options: dict[str, str]) -> None:
 
 
 def run(work: Work, contender: Contender, turns: Turns) -> None:
-    """Train through the ordinary door; an observer waits for the driver after the setup and after each round."""
+    """Train with the public API; an observer waits for the driver after the setup and after each round."""
     keep_freed_pages()  # as the command line does
     options = dict(contender.options)
     settings = settings_for(work, turns.rounds, contender.threads, **options)

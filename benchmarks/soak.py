@@ -1,10 +1,10 @@
-"""A long run: 10,000 clients, 50 of them a round, in worker processes, with checkpoints. Memory, files and seconds a round must stay flat.
+"""A long run with 10,000 clients, 50 per round, worker processes and checkpoints. Memory, files and seconds per round must not grow.
 
 Run: python benchmarks/soak.py RUN [--rounds 5000] [--clients 10000] [--a-round 50] [--workers 2] [--checkpoint-every 60s]
-The same command goes on where it was stopped or killed. What it measured lies next to the run, in RUN.soak.jsonl, a line for every
-``--look-every`` rounds; at the end the quarters of the run are compared. Every client keeps layers of its own (fedbn), so memory and
-files grow until all clients have been asked once: about 1,000 rounds with the numbers above. The exit code is 1 where memory or open
-files grow later, or where there are more files than two checkpoints and one that is being written can have.
+The same command resumes a stopped or killed run. Measurements are written to RUN.soak.jsonl, with one line every ``--look-every``
+rounds; at the end, the quarters of the run are compared. Every client has local layers (fedbn), so memory and files grow until all
+clients have trained once, which takes about 1,000 rounds. The exit code is 1 if memory or open files grow later, or if there are more
+files than two checkpoints and an unfinished one have.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from polyfed.testing import TinyNet
 
 SAMPLES, SIZE = 4, 8
 MAX_GROWTH = 1.05
-"""By how much memory may grow from the second to the last quarter, when all clients have been seen."""
+"""Allowed growth of memory from the second to the last quarter, after all clients have trained."""
 FILES_OF_A_CLIENT, FILES_OF_THE_RUN = 3, 20
 """Two checkpoints are kept and a third may be half written; how many clients changed between them depends on the speed of the machine."""
 
 
 def federation(clients: int) -> Federation:
-    """Clients with a few random images each, which all of them share."""
+    """Build clients that share a few random images."""
     stream = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (SAMPLES, 3, SIZE, SIZE), dtype=torch.uint8, generator=stream)
     same = ArrayExamples(x, torch.randint(0, CLASSES, (SAMPLES,), generator=stream))
@@ -56,7 +56,7 @@ def net() -> TinyNet:
 
 
 class Looker(Callback):
-    """Writes down now and then how the run does."""
+    """Writes measurements at intervals."""
 
     def __init__(self, folder: Path, every: int) -> None:
         self.folder, self.every = folder, every
@@ -91,7 +91,7 @@ class Looker(Callback):
 
 
 def size_of(path: Path) -> int:
-    """The size of a file, 0 where it has just been replaced."""
+    """Return the size of a file; 0 if it has just been replaced."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -99,18 +99,18 @@ def size_of(path: Path) -> int:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """The memory of a process that is not a file's."""
+    """Return the anonymous memory of a process."""
     line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("RssAnon:"))
     return int(line.split()[1]) * 1024
 
 
 def measurements_of(folder: Path) -> Path:
-    """Where the measurements of a run are written."""
+    """Return the measurement file of a run."""
     return folder.with_name(f"{folder.name}.soak.jsonl")
 
 
 def train(folder: Path, options: argparse.Namespace) -> None:
-    """Begin the run, or go on with it."""
+    """Start or resume the run."""
     look = Looker(folder, options.look_every)
     data = federation(options.clients)
     if (folder / "run.toml").exists():
@@ -128,7 +128,7 @@ def train(folder: Path, options: argparse.Namespace) -> None:
 
 
 def quarters(folder: Path, rounds: int) -> list[dict[str, float]]:
-    """What was measured in each quarter of the run, by the median; a round that was held twice counts as it was the last time."""
+    """Return the median measurements of each quarter. For repeated rounds, the last one counts."""
     lines = {line["round"]: line for line in map(json.loads, measurements_of(folder).read_text().splitlines())}
     found = []
     for quarter in range(4):
@@ -146,7 +146,7 @@ def quarters(folder: Path, rounds: int) -> list[dict[str, float]]:
 
 
 def verdict(found: Sequence[dict[str, float]], clients: int) -> list[str]:
-    """What has grown from the second quarter to the last one, though it should not, and files beyond their bound."""
+    """Return what grew from the second quarter to the last one, and exceeded file limits."""
     second, last = found[1], found[3]
     grown = [
         f"{name} grew from {second[name]:,.0f} to {last[name]:,.0f}"
@@ -160,10 +160,10 @@ def verdict(found: Sequence[dict[str, float]], clients: int) -> list[str]:
 
 
 def table(found: Sequence[dict[str, float]]) -> str:
-    """The quarters side by side."""
+    """Format the quarters as a table."""
     rows = [("", *(f"quarter {number}" for number in range(1, 5)))]
     rows.append(("seconds a round", *(f"{one['seconds']:.3f}" for one in found)))
-    rows.append(("processor seconds a round", *(f"{one['processor']:.3f}" for one in found)))
+    rows.append(("CPU seconds per round", *(f"{one['processor']:.3f}" for one in found)))
     rows.append(("memory, MB", *(f"{one['memory'] / 1e6:.1f}" for one in found)))
     rows.append(("memory with workers, MB", *(f"{one['memory_of_all'] / 1e6:.1f}" for one in found)))
     rows.append(("open files", *(f"{one['open_files']:.0f}" for one in found)))
@@ -174,9 +174,9 @@ def table(found: Sequence[dict[str, float]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Hold the run, print the quarters, and say whether anything grew."""
+    """Run, print the quarters, and report growth."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="folder of the run")
+    parser.add_argument("run", type=Path, help="run folder")
     parser.add_argument("--rounds", type=int, default=5000)
     parser.add_argument("--clients", type=int, default=10_000)
     parser.add_argument("--a-round", type=int, default=50)

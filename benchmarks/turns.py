@@ -1,4 +1,4 @@
-"""How a contender is told to run a round: a line on its standard input; it answers with a line of JSON when the round has ended."""
+"""Protocol of the contenders: a line on standard input starts a round; a line of JSON on standard output ends it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Protocol, TextIO
 
 
 class CannotTakePart(Exception):
-    """This contender does not exist here; the text says why."""
+    """This contender is not available; the message contains the reason."""
 
 
 class Side(Protocol):
-    """What a module of a contender offers: prepare, then do ``turns.rounds`` rounds, each between ``begin`` and ``end``."""
+    """A contender module: prepares, then runs ``turns.rounds`` rounds, each between ``begin`` and ``end``."""
 
     def run(self, work: object, contender: object, turns: Turns) -> None: ...
 
 
 class Turns:
-    """The contender's end of the line. Everything else that is printed goes to standard error, which the driver keeps."""
+    """The contender's side of the protocol. All other output goes to standard error, which the driver stores."""
 
     def __init__(self, rounds: int, channel: TextIO) -> None:
         self.rounds = rounds
@@ -36,20 +36,20 @@ class Turns:
         return cls(rounds, channel)
 
     def begin(self) -> None:
-        """Wait for the driver's word. A driver that has gone ends the process."""
+        """Wait for the driver. If the driver has ended, exit."""
         if not sys.stdin.readline():
             os._exit(1)
         self.started = time.perf_counter()
 
     def end(self) -> None:
-        """Say that the round has ended, and how long it took."""
+        """Report the end of the round and its duration."""
         seconds = time.perf_counter() - self.started
         self.number += 1
         self.say({"round": self.number, "seconds": seconds})
 
     @property
     def is_over(self) -> bool:
-        """Whether all rounds have been run."""
+        """Return True if all rounds have been run."""
         return self.number >= self.rounds
 
     def say(self, message: dict[str, object]) -> None:

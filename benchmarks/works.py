@@ -1,4 +1,4 @@
-"""The works that every contender does, and the hand-written loop they are compared with.
+"""The workloads of all contenders, and the hand-written loop that they are compared with.
 
 A work is a federation of random arrays, a model and the sizes of a round. All contenders build it from here, so that model, data,
 batch sizes, number of steps, optimizer and weights are the same.
@@ -22,7 +22,7 @@ LEARNING_RATE = 0.01
 
 @dataclass(frozen=True)
 class Work:
-    """The sizes of a work. ``warm_ups`` rounds are run before those that count; a turn is so many rounds, of which the mean counts."""
+    """The sizes of a workload. ``warm_ups`` rounds run first and are not measured; a turn is several rounds, whose mean is measured."""
 
     letter: str
     title: str
@@ -38,7 +38,7 @@ class Work:
 
     @property
     def sampled(self) -> bool:
-        """Whether only some clients take part in a round."""
+        """Return True if only some clients take part in a round."""
         return self.a_round < self.clients
 
 
@@ -82,7 +82,7 @@ SIZE_WORKS = ("e1", "e2", "e3", "e4")
 
 
 def tiny(work: Work) -> Work:
-    """The same kind of work in a fraction of a second, for checking that everything runs."""
+    """Return a workload that takes a fraction of a second, for tests."""
     if work.letter.startswith("e"):
         return dataclasses.replace(work, clients=2, a_round=2, warm_ups=1)
     a_round = 3 if work.sampled else 2
@@ -104,7 +104,7 @@ def tiny(work: Work) -> Work:
 def chosen(letter: str, quick: bool = False) -> Work:
     """A work by its letter."""
     if letter not in WORKS:
-        raise SystemExit(f"There is no work {letter!r}. There are: {', '.join(WORKS)}.")
+        raise SystemExit(f"There is no workload {letter!r}. Choose from: {', '.join(WORKS)}.")
     return tiny(WORKS[letter]) if quick else WORKS[letter]
 
 
@@ -114,7 +114,7 @@ def client_name(index: int) -> str:
 
 
 def examples(work: Work, index: int) -> ArrayExamples:
-    """The random images of one client; with ``shared_data`` all clients hold the same ones, so that memory shows the rest."""
+    """The random images of one client; with ``shared_data``, all clients have the same ones, so that they do not affect the memory."""
     stream = torch.Generator().manual_seed(0 if work.shared_data else index)
     x = torch.randint(0, 256, (work.samples, 3, work.size, work.size), dtype=torch.uint8, generator=stream)
     return ArrayExamples(x, torch.randint(0, CLASSES, (work.samples,), generator=stream))
@@ -142,7 +142,7 @@ def prepared(x: Tensor) -> Tensor:
 
 
 def batch_positions(count: int, batch: int) -> list[Tensor]:
-    """Shuffled positions, a batch at a time; a last batch of one joins the one before it, as batch norm needs two."""
+    """Yield shuffled positions in batches. A last batch of one sample joins the previous one, because batch norm needs two."""
     chunks = list(torch.randperm(count).split(batch))
     if len(chunks) > 1 and len(chunks[-1]) == 1:
         chunks[-2:] = [torch.cat(chunks[-2:])]
@@ -150,7 +150,7 @@ def batch_positions(count: int, batch: int) -> list[Tensor]:
 
 
 def train_client(model: nn.Module, held: ArrayExamples, positions: Iterable[Tensor]) -> None:
-    """One local epoch of plain SGD, as one would write it in a notebook."""
+    """Train one local epoch with plain SGD, as in a notebook."""
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     for chunk in positions:

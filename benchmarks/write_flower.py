@@ -44,7 +44,7 @@ WORTH_SAYING = 1.15
 
 
 def gains(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What each step from one way to the next saves at one size, and what more bytes cost."""
+    """Describe the savings of each variant at one size, and the cost of more bytes."""
     found = {(case["megabytes"], case["way"]): statistics.median(case["rounds"]) for case in cases}
     for size in sorted({size for size, _ in found}):
         steps = [way for way in WAYS if (size, way) in found]
@@ -63,7 +63,7 @@ def gains(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def provenance(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Where and with what it was measured; a line for each set of circumstances."""
+    """Return one line per machine and set of versions."""
     for text in dict.fromkeys(circumstances(case["measured"]) for case in cases):
         yield f"* {text}"
 
@@ -91,12 +91,12 @@ def peer_table(cases: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def gain(case: Mapping[str, Any], side: str, of: str = "rounds") -> float:
-    """How many times less a side needs than plain Flower."""
+    """Return how many times less a side needs than plain Flower."""
     return statistics.median(case[of]["plain"]) / statistics.median(case[of][side])
 
 
 def waits_line(cases: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """What an exchange of a small model costs beside the waits of Flower's own SuperNode."""
+    """Describe the cost of exchanging a small model without the waiting time of Flower's SuperNode."""
     small = cases.get("resnet_20", {}).get("rounds", {})
     if "polyfed" in small:
         seconds = statistics.median(small["polyfed"])
@@ -134,13 +134,13 @@ def large_line(cases: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def against(ratio: float, goal: float) -> str:
-    """A ratio beside its goal."""
+    """Compare a ratio with its goal."""
     verdict = "reached" if ratio >= goal else "**not reached**"
     return f"{ratio:.1f} times as fast as plain Flower; the goal of {goal:g} times is {verdict}."
 
 
 def simulation_table(cases: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """A round on Flower's simulation beside the same in process."""
+    """Compare a round on Flower's simulation with the same round in process."""
     yield "| clients | method, model | in process: seconds a round | `--backend flower` | times as long |"
     yield "|---|---|---|---|---|"
     for case in cases.values():

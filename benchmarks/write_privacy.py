@@ -32,7 +32,7 @@ OPTION = re.compile(r"\(.*?\)")
 
 @dataclass(frozen=True)
 class Run:
-    """What a folder of a run that has ended says."""
+    """Return the results of a finished run."""
 
     base: str
     epsilon: float | None
@@ -44,7 +44,7 @@ class Run:
 
 
 def read(folder: Path, leakage: Path) -> Run | None:
-    """A run, or None where it has not ended."""
+    """Return a run; None if it is unfinished."""
     manifests = sorted((folder / "checkpoint").glob("manifest-*_final.json"))
     if not manifests or not (folder / "run.toml").exists():
         return None

@@ -1,4 +1,4 @@
-"""Writes benchmarks/results.md from benchmarks/results.json: tables, and the targets beside the figures."""
+"""Write benchmarks/results.md from benchmarks/results.json: tables with targets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLAT = 0.5 * MEGABYTE
 
 @dataclass(frozen=True)
 class Target:
-    """A target of the project, what was measured, and whether it was reached (None: cannot be told)."""
+    """A target of the project, the measurement, and if it was reached (None: unknown)."""
 
     words: str
     figure: str
@@ -84,7 +84,7 @@ def speed_table(work: Mapping[str, Any]) -> Iterator[str]:
 
 
 def compiling(name: str, record: Mapping[str, Any]) -> str:
-    """What the first round took beyond a usual one, for those who compile."""
+    """Describe how much longer the first round took for contenders that compile."""
     if name not in CONTENDERS or CONTENDERS[name].options.get("compile") != "on":
         return ""
     text = f"{record['first_round'] - statistics.median(record['turns']):.0f} s"
@@ -202,7 +202,7 @@ def size_cell(facts: Mapping[str, Any], name: str) -> str:
 
 
 def provenance(facts: Mapping[str, Any]) -> str:
-    """Where a table comes from."""
+    """Return the source of a table."""
     measured = facts["measured"]
     quick = " **Quick check with tiny sizes: not a result.**" if facts.get("quick") else ""
     return (
@@ -250,7 +250,7 @@ HOW = (
 
 
 def waking(speed: Mapping[str, Any]) -> Iterator[str]:
-    """What stopping contenders between their turns does to short turns."""
+    """Describe the effect of stopping contenders between short turns."""
     yield "* Between their turns contenders are stopped, with all their processes (SIGSTOP), so that nobody's polling or spinning threads cost anybody else time."
     reason = "  Processes wake slowly from that, so short turns suffer"
     rounds = {letter: work["rounds_a_turn"] for letter, work in speed.items() if work["rounds_a_turn"] > 1}
@@ -259,7 +259,7 @@ def waking(speed: Mapping[str, Any]) -> Iterator[str]:
 
 
 def profiles() -> Iterator[str]:
-    """The profiles beside the results: where each comes from, and what it says in words."""
+    """Summarise the profiles and their sources."""
     found = sorted(PROFILES.glob("*.txt"))
     if found:
         yield from ("## Profiles", "", "Where the time of a round goes; the tables are in the files.", "")

@@ -1,9 +1,9 @@
-"""Writes tables of finished sweeps into a page: what validation data chose for each method, and what the tests of the choice gave.
+"""Write tables of finished sweeps into a page: the selected settings of each method, and their test scores.
 
 python benchmarks/write_sweeps.py PAGE OUT
 
 Each block ``<!-- sweep: NAME -->`` ... ``<!-- end -->`` of PAGE gets the table of the sweep in OUT/NAME, the best mean first. Nothing is typed in.
-A block whose sweep is not in OUT is left as it is, and named.
+A block whose sweep is not in OUT is unchanged, with a warning.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def percent(values: Sequence[float]) -> str:
 
 
 def headline(test: dict[str, Any]) -> dict[str, float]:
-    """The measure that heads the tables of a run; sweeps of before have accuracy only."""
+    """Return the primary metric of a run; older sweeps have only accuracy."""
     found: dict[str, float] = test.get("headline", test["accuracy"])
     return found
 
 
 def row(found: dict[str, Any], seeds: int) -> str:
-    """One method; a problem stands where not all seeds could be run."""
+    """One method, with a problem if not all seeds could be run."""
     chosen, tests = found["chosen"], found["tests"]
     if chosen is None or not tests:
         return f"| `{found['method']}` | – | – | – | – | {found['problem']} |"

@@ -119,7 +119,7 @@ class Answer:
         if not self.run:
             return self.reason or ("–" if self.item.orders else NO_ORDER)
         lacking = len(self.item.orders) - len(self.run)
-        told = [f"{one.order.text}: {one.test_words()}" if len(self.run) > 1 else one.test_words() for one in self.run]
+        told = [f"{one.order.text}: {one.describe_tests()}" if len(self.run) > 1 else one.describe_tests() for one in self.run]
         return "; ".join([*told, *([f"{lacking} of {len(self.item.orders)} rankings not run"] if lacking else [])])
 
     def row(self) -> list[str]:

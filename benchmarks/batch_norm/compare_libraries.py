@@ -34,7 +34,7 @@ LIMIT = 3600
 
 @dataclass(frozen=True)
 class Library:
-    """What is installed, and how."""
+    """Installed packages and commands."""
 
     name: str
     packages: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class CannotRun(Exception):
 
 
 def python_of(library: Library) -> str:
-    """The interpreter of a library's environment, which is made where it is not there yet."""
+    """Return the interpreter of a library's environment, and create the environment if it does not exist."""
     if not library.packages:
         return sys.executable
     home = HERE / f".venv-{library.name}"
@@ -100,7 +100,7 @@ def python_of(library: Library) -> str:
 
 
 def checked(command: Sequence[str], trouble: str, **more: str) -> None:
-    # Ray gives up after some seconds where a machine is busy.
+    # Ray gives up after some seconds if the machine is busy.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_agent_register_timeout_ms": "600000", **more}
     try:
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)

@@ -1,4 +1,4 @@
-"""What became of each kind of entry, told from the notes of two clients: what a client begins round 2 with, and what the server ends with."""
+"""Determine the handling of each entry kind from the notes of two clients: values at the start of round 2, and the server's final values."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def means(values: Mapping[int, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def at_clients(name: str, start: State, begins: Mapping[int, list[State]], ends: Mapping[int, list[State]]) -> str:
-    """What both clients begin round 2 with."""
+    """Describe the values with which both clients start round 2."""
     ended = {client: states[0][name] for client, states in ends.items()}
     for_both = {**means(ended), FIRST: ended[1], SECOND: ended[2], START: start[name]}
     if name == COUNTER:
@@ -95,7 +95,7 @@ def at_clients(name: str, start: State, begins: Mapping[int, list[State]], ends:
 
 
 def at_server(name: str, start: State, ended: Mapping[int, State], server: State, left: bool) -> str:
-    """What the server's model ends with; ``left`` says that clients leave the entry in one model, so nobody takes the largest."""
+    """Describe the server's final values; ``left`` means that clients keep the entry in one model, so that the maximum is not used."""
     if name not in server:
         return ABSENT
     values = {client: state[name] for client, state in ended.items()}

@@ -55,7 +55,7 @@ class Net(nn.Module):
 
 
 def whose(batch: Tensor) -> int | None:
-    """The client whose images these are; None for images of nobody, with which libraries try a model."""
+    """Return the client of these images; None for images with which a library tries the model."""
     light = float(batch.mean())
     return 1 if light > 1 else 2 if light < -1 else None
 

@@ -26,7 +26,7 @@ from two_clients import BATCH, LEARNING_RATE, ROUNDS, SAMPLES, Net, images, writ
 
 
 class Trains(BasicClient):
-    """One client; all that FL4Health asks of its users."""
+    """A client with the methods that FL4Health requires."""
 
     def __init__(self, client: int) -> None:
         super().__init__(data_path=Path(), metrics=[], device=torch.device("cpu"))
@@ -47,7 +47,7 @@ class Trains(BasicClient):
 
 
 class TrainsWithFedBn(Trains, FedBnClient):
-    """One client whose batch norm is left out of the exchange, as FedBnClient's documentation shows it."""
+    """A client whose batch norm is not exchanged, as in the documentation of FedBnClient."""
 
     def get_parameter_exchanger(self, config: Any) -> LayerExchangerWithExclusions:
         return LayerExchangerWithExclusions(self.model, {nn.BatchNorm2d})

@@ -1,4 +1,4 @@
-"""polyfed: the argument is the text of a method."""
+"""polyfed: the argument is a method expression."""
 
 from __future__ import annotations
 

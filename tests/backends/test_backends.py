@@ -1,4 +1,4 @@
-"""Backends: what every one of them has, which one the settings ask for, and clients in this process."""
+"""The members of every backend, the choice of a backend, and clients in this process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import importlib.metadata
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from polyfed.testing import TinyNet, tiny_federation
 
 PACKAGE = Path(polyfed.__file__).parent
 OF_A_ROUND = {"commit", "rollback"}
-"""The loop knows a backend by these only, as a ``Transaction``."""
+"""The members that the loop uses, as a ``Transaction``."""
 MEMBERS = {
     "__call__",
     *("remote", "leaves_newcomer", "data", "infos", "replace_data"),
@@ -38,13 +39,11 @@ MEMBERS = {
 
 
 def declared(protocol: type) -> set[str]:
-    """The members that a protocol declares itself."""
-    names = {name for name in vars(protocol) if not name.startswith("_") or name == "__call__"} | set(protocol.__annotations__)
-    return names
+    return {name for name in vars(protocol) if not name.startswith("_") or name == "__call__"} | set(protocol.__annotations__)
 
 
 def used(tree: ast.AST) -> Iterator[str]:
-    """Attributes of whatever is called ``backend``; the setting of that name is text."""
+    """Yield the attributes of objects named ``backend``, except the setting of this name."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute):
             continue
@@ -91,20 +90,13 @@ def test_the_flower_backend_has_every_member() -> None:
 
 
 class Counting(InProcess):
-    """Another package's backend."""
+    pass
 
 
 class Points(dict[str, Any]):
-    """What importlib.metadata gives for a group."""
-
     @property
     def names(self) -> set[str]:
         return set(self)
-
-
-class Point:
-    def load(self) -> type[Counting]:
-        return Counting
 
 
 def experiment(backend: str) -> Experiment:
@@ -115,14 +107,14 @@ def test_a_backend_registered_by_an_entry_point_is_used(monkeypatch: pytest.Monk
     real = importlib.metadata.entry_points
 
     def points(group: str) -> Any:
-        return Points(counting=Point()) if group == ENTRY_POINTS else real(group=group)
+        return Points(counting=SimpleNamespace(load=lambda: Counting)) if group == ENTRY_POINTS else real(group=group)
 
     monkeypatch.setattr(importlib.metadata, "entry_points", points)
     assert type(experiment("counting").backend) is Counting
 
 
-def test_an_unknown_backend_is_refused_by_the_nearest_name() -> None:
-    with pytest.raises(SettingError, match=r"backend cannot be 'fusd'.*fused"):
+def test_an_unknown_backend_is_an_error_that_suggests_the_nearest_name() -> None:
+    with pytest.raises(SettingError, match=r"There is no backend 'fusd'.*fused"):
         experiment("fusd")
 
 
@@ -153,8 +145,8 @@ def test_memory_grows_only_by_local_entries() -> None:
     assert held == 12 * local
 
 
-def test_payloads_given_to_clients_are_the_servers_tensors_not_copies() -> None:
+def test_payloads_share_the_servers_tensors() -> None:
     experiment = trained("fedavg", rounds=1)
-    ask = experiment.server.request("train", experiment.server.sample_clients())
-    payloads: list[Payload] = list(ask.payloads.values())
+    request = experiment.server.request("train", experiment.server.sample_clients())
+    payloads: list[Payload] = list(request.payloads.values())
     assert all(p.entries["head.weight"] is experiment.server.state["head.weight"] for p in payloads)

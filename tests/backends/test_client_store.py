@@ -1,4 +1,4 @@
-"""What idle clients keep: packed, and given back to the bit."""
+"""Client states: packed, and read back bit-identical."""
 
 from __future__ import annotations
 
@@ -31,69 +31,68 @@ def some_kept(seed: int) -> ClientState:
     return ClientState(entries, {"seen": [seed, {"note": torch.ones(2)}]})
 
 
-def test_what_is_taken_out_is_what_was_put_in() -> None:
+def test_states_are_read_back_as_they_were_stored() -> None:
     given = {f"c{seed}": some_kept(seed) for seed in range(4)}
-    shelf = ClientStore(given)
-    assert list(shelf) == list(given) and len(shelf) == 4
+    store = ClientStore(given)
+    assert list(store) == list(given) and len(store) == 4
     for client, kept in given.items():
-        assert client_digest(shelf[client]) == client_digest(kept)
-        assert list(shelf[client].entries) == list(kept.entries)
-        assert all(torch.equal(shelf[client].entries[name], value) for name, value in kept.entries.items())
-        assert all(shelf[client].entries[name].dtype == value.dtype for name, value in kept.entries.items())
+        assert client_digest(store[client]) == client_digest(kept)
+        assert list(store[client].entries) == list(kept.entries)
+        assert all(torch.equal(store[client].entries[name], value) for name, value in kept.entries.items())
+        assert all(store[client].entries[name].dtype == value.dtype for name, value in kept.entries.items())
 
 
-def test_later_changes_of_what_was_put_in_do_not_reach_the_shelf() -> None:
+def test_later_changes_of_a_stored_state_do_not_affect_the_store() -> None:
     kept = some_kept(0)
-    shelf = ClientStore({"c": kept})
-    before = client_digest(shelf["c"])
+    store = ClientStore({"c": kept})
+    before = client_digest(store["c"])
     kept.entries["mean"].zero_()
-    assert client_digest(shelf["c"]) == before
+    assert client_digest(store["c"]) == before
 
 
 def test_a_client_can_be_replaced_and_removed() -> None:
-    shelf = ClientStore({"c": some_kept(0)})
-    shelf["c"] = ClientState({}, {"only": 1})
-    assert shelf["c"].entries == {} and shelf["c"].memory == {"only": 1}
-    del shelf["c"]
-    assert "c" not in shelf
+    store = ClientStore({"c": some_kept(0)})
+    store["c"] = ClientState({}, {"only": 1})
+    assert store["c"].entries == {} and store["c"].memory == {"only": 1}
+    del store["c"]
+    assert "c" not in store
     with pytest.raises(KeyError):
-        shelf["c"]
+        store["c"]
 
 
-def test_what_was_taken_out_stays_as_it_is_when_its_row_is_used_again() -> None:
-    shelf = ClientStore({f"c{index}": some_kept(index) for index in range(3)})
-    taken = shelf["c1"]
+def test_a_state_that_was_read_is_unchanged_after_its_row_is_reused() -> None:
+    store = ClientStore({f"c{index}": some_kept(index) for index in range(3)})
+    taken = store["c1"]
     before = client_digest(taken)
     for seed in range(10, 40):
-        shelf["c1"] = some_kept(seed)
+        store["c1"] = some_kept(seed)
     assert client_digest(taken) == before
-    assert client_digest(shelf["c1"]) == client_digest(some_kept(39))
-    assert [client_digest(shelf[f"c{index}"]) for index in (0, 2)] == [client_digest(some_kept(index)) for index in (0, 2)]
+    assert client_digest(store["c1"]) == client_digest(some_kept(39))
+    assert [client_digest(store[f"c{index}"]) for index in (0, 2)] == [client_digest(some_kept(index)) for index in (0, 2)]
 
 
 def test_a_large_client_is_neither_copied_when_taken_out_nor_overwritten() -> None:
-    shelf = ClientStore({"c": ClientState({"large": torch.zeros(OWN_TENSOR_FROM)})})
-    taken, again = shelf["c"].entries["large"], shelf["c"].entries["large"]
+    store = ClientStore({"c": ClientState({"large": torch.zeros(OWN_TENSOR_FROM)})})
+    taken, again = store["c"].entries["large"], store["c"].entries["large"]
     assert taken.data_ptr() == again.data_ptr()
     for value in (1.0, 2.0, 3.0):
-        shelf["c"] = ClientState({"large": torch.full((OWN_TENSOR_FROM,), value)})
-    assert float(taken.abs().sum()) == 0 and float(shelf["c"].entries["large"].min()) == 3
+        store["c"] = ClientState({"large": torch.full((OWN_TENSOR_FROM,), value)})
+    assert float(taken.abs().sum()) == 0 and float(store["c"].entries["large"].min()) == 3
 
 
-def tensors_of(*shelves: ClientStore) -> dict[int, int]:
-    """The bytes of all tensors that some shelves hold, by identity."""
-    return {id(row.chunk): row.chunk.values.nbytes for shelf in shelves for row in shelf._rows.values()}
+def tensors_of(*stores: ClientStore) -> dict[int, int]:
+    return {id(row.chunk): row.chunk.values.nbytes for store in stores for row in store._rows.values()}
 
 
-def test_many_small_clients_lie_in_few_tensors_that_are_hardly_larger_than_their_values() -> None:
+def test_many_small_clients_use_few_tensors_that_are_hardly_larger_than_their_values() -> None:
     kept = ClientState({"mean": torch.zeros(400), "variance": torch.zeros(400)})
-    shelf = ClientStore({f"c{index}": kept for index in range(2000)})
-    tensors = tensors_of(shelf)
+    store = ClientStore({f"c{index}": kept for index in range(2000)})
+    tensors = tensors_of(store)
     assert len(tensors) < 20
     assert sum(tensors.values()) < 1.2 * 2000 * 3200
 
 
-def test_clients_move_from_shelf_to_shelf_in_few_tensors_and_what_is_not_needed_is_given_up() -> None:
+def test_clients_move_between_stores_in_few_tensors_and_unused_ones_are_released() -> None:
     kept = ClientStore({f"c{index}": some_kept(index) for index in range(500)})
     largest = sum(tensors_of(kept).values())
     for turn in range(1, 6):
@@ -118,28 +117,28 @@ def test_a_shelf_takes_over_from_one_that_has_other_tensors() -> None:
 
 
 def test_memory_without_entries_costs_no_tensor_a_client() -> None:
-    shelf = ClientStore({f"c{index}": ClientState(memory={"version": str(index)}) for index in range(300)})
-    assert sum(tensors_of(shelf).values()) == 0 and len(tensors_of(shelf)) < 20
-    assert shelf["c299"].entries == {} and shelf["c299"].memory == {"version": "299"}
+    store = ClientStore({f"c{index}": ClientState(memory={"version": str(index)}) for index in range(300)})
+    assert sum(tensors_of(store).values()) == 0 and len(tensors_of(store)) < 20
+    assert store["c299"].entries == {} and store["c299"].memory == {"version": "299"}
 
 
 def test_clients_without_memory_do_not_share_one() -> None:
-    shelf = ClientStore({"a": ClientState({"x": torch.ones(1)}), "b": ClientState({"x": torch.ones(1)})})
-    shelf["a"].memory["mine"] = 1
-    assert shelf["b"].memory == {}
+    store = ClientStore({"a": ClientState({"x": torch.ones(1)}), "b": ClientState({"x": torch.ones(1)})})
+    store["a"].memory["mine"] = 1
+    assert store["b"].memory == {}
 
 
-def test_rows_are_given_back_when_torch_is_gone_as_at_the_end_of_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf = ClientStore({str(index): ClientState({"x": torch.ones(3)}) for index in range(20)})
-    slab = next(iter(shelf._slabs.values()))
+def test_rows_are_released_without_torch_as_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ClientStore({str(index): ClientState({"x": torch.ones(3)}) for index in range(20)})
+    slab = next(iter(store._slabs.values()))
     with monkeypatch.context() as ending:
         ending.setattr(torch, "_C", None)
-        shelf.clear()
+        store.clear()
     assert slab.rows == 0 and not slab.open
 
 
 def instructions_of_a_round(clients: int) -> int:
-    """How many Python instructions a round of five clients takes, when all have trained before."""
+    """Count the Python instructions of a round with five clients, after all clients have trained."""
     federation = tiny_federation({f"c{index:04d}": 4 for index in range(clients)})
     experiment = Experiment(Settings(method="fedbn", rounds=3, batch_size=4, clients_per_round=5), federation, model=TinyNet())
     kept = ClientState({name: experiment.bench.initial[name] for name in experiment.bench.plan.at(1).kept})

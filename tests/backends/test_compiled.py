@@ -1,4 +1,4 @@
-"""Compiled steps: the same numbers but for the last bits, chosen only where they pay, and clear where there is no compiler."""
+"""Compiled steps: the same values up to the last bits, used only if they save time, and a clear message without a compiler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from polyfed.errors import ClientFailure, SettingError
 from polyfed.runs.experiment import Experiment
 from polyfed.settings import Settings
 
-needs_compiler = pytest.mark.skipif(bool(compiled.why_no_compiler()), reason=compiled.why_no_compiler())
+needs_compiler = pytest.mark.skipif(bool(compiled.compiler_problem()), reason=compiled.compiler_problem())
 
 
 def tiny_model() -> nn.Module:
@@ -29,7 +29,6 @@ def tiny_model() -> nn.Module:
 
 
 def trained(method: str | Method, **changes: Any) -> Experiment:
-    """A run of two clients, trained."""
     values = {"rounds": 1, "batch_size": 4, "lr": 0.05, "schedule": "cosine"} | changes
     experiment = Experiment(Settings(**values), federation((8, 8)), method, tiny_model())
     experiment.train()
@@ -62,7 +61,7 @@ def test_compiled_steps_give_the_same_numbers(
 
 
 class Late(Part):
-    """A term that changes in a later round, or at a later step: far from those that a trace sees."""
+    """A term that changes in a later round or step, which a trace does not see."""
 
     def __init__(self, looks_at: str) -> None:
         self.looks_at = looks_at
@@ -73,10 +72,10 @@ class Late(Part):
 
 
 @needs_compiler
-@pytest.mark.parametrize(("looks_at", "said"), [("round", "round"), ("step", "step"), ("rate", "round")])
-def test_a_part_that_looks_at_the_round_or_the_step_is_not_compiled(looks_at: str, said: str) -> None:
+@pytest.mark.parametrize(("looks_at", "expected"), [("round", "round"), ("step", "step"), ("rate", "round")])
+def test_a_part_that_looks_at_the_round_or_the_step_is_not_compiled(looks_at: str, expected: str) -> None:
     method = Method("late", objective=(Late(looks_at),))
-    with pytest.raises(ClientFailure, match=f"late cannot be compiled: CannotStack: it looks at the number of the {said}"):
+    with pytest.raises(ClientFailure, match=f"late cannot be compiled: CannotStack: it reads the {expected} number"):
         trained(method, compile="on")
     ordinary, auto = trained(method), trained(method, backend="fused")
     assert largest_difference(auto, ordinary) < 1e-4
@@ -98,10 +97,10 @@ def test_without_a_compiler_auto_goes_on_and_on_is_an_error(
 
 
 @needs_compiler
-def test_auto_does_not_compile_what_would_not_repay_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_does_not_compile_short_runs(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="polyfed")
     ordinary, auto = trained("fedavg", rounds=4), trained("fedavg", rounds=4, compile="auto")
-    assert "would not repay" in caplog.text
+    assert "too little to save the 60 s of compiling" in caplog.text
     assert all(torch.equal(value, auto.server.state[name]) for name, value in ordinary.server.state.items())
 
 

@@ -1,4 +1,4 @@
-"""What libraries do with batch norm is told rightly from notes, and docs/batch-norm-in-libraries.md says what was found."""
+"""The handling of batch norm is determined correctly from notes, and docs/batch-norm-in-libraries.md contains the findings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STATISTICS = ("running mean", "running variance")
 
 @pytest.fixture
 def notes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """A folder for notes; modules of the script are importable, and forgotten afterwards with the hook they set."""
+    """A folder for notes; the script's modules are importable, and removed afterwards together with their hook."""
     monkeypatch.syspath_prepend(str(HERE))
     before = set(sys.modules)
     monkeypatch.setenv(load("two_clients").NOTES, str(tmp_path))

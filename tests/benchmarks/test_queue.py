@@ -1,4 +1,4 @@
-"""The queue: runs in order and once each, killed in the middle and started again, failures noted and skipped."""
+"""The queue: runs in order and once each, killed and restarted, failures recorded and skipped."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def test_logs_of_rate_searches_are_imported_and_their_search_does_not_run_again(
     assert processes.outcome(search, results, Ledger([])) == "finished" and [job.settings.lr for job in runs] == [0.03, 0.03]
     for change, words in (
         ({"chosen": 0.01}, "best validation score"),
-        ({"commit": "other"}, "another content"),
-        ({"source": "/home/me/x"}, "folder of this machine"),
+        ({"commit": "other"}, "different content"),
+        ({"source": "/home/me/x"}, "contains a local folder"),
     ):
         log.write_text(json.dumps({**LOG, **change}))
         with pytest.raises(RunFolderError, match=words):

@@ -1,4 +1,4 @@
-"""The soak in a short form: killed in the middle, gone on with by the same command, and flat to the end."""
+"""A short soak run: killed, resumed with the same command, and without growth."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE = 600
 
 
 def lines_of(run: Path) -> list[int]:
-    """The rounds that were looked at so far."""
+    """Return the measured rounds."""
     file = run.with_name(f"{run.name}.soak.jsonl")
     return [json.loads(line)["round"] for line in file.read_text().splitlines()] if file.exists() else []
 

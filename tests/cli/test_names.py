@@ -40,7 +40,7 @@ def test_messages_keep_the_spelling(polyfed: Command) -> None:
     for words, sentence in (
         (["run", "Ciffar-10"], "There is no data set called 'Ciffar-10'. Did you mean cifar10? A folder root/<domain>/<class>/* is also possible."),
         (["run", "digits-mini", "--method", "Fed-BNN"], "There is no method called 'Fed-BNN'. Did you mean fedbn?"),
-        (["run", "digits-mini", "--model", "mynet"], "A function of your own is written module.path:function, such as my_models:net."),
+        (["run", "digits-mini", "--model", "mynet"], "For a custom model, write module.path:function, such as my_models:net."),
         (["compare", "digits-mini", "--methods", "fedavg, fedbn"], "Cannot read 'fedavg, fedbn' as one method. Separate methods with ; such as \"fedavg; fedbn\"."),
         (["compare", "digits-mini", "--methods", "fedavg fedbn"], "Cannot read 'fedavg fedbn' as one method. Separate methods with ; such as \"fedavg; fedbn\"."),
     ):  # fmt: skip

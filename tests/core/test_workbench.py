@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from helpers import tiny_runs
-from polyfed.backends.fused import bytes_of_a_step
+from polyfed.backends.fused import step_bytes
 from polyfed.core.client import Client, begin_training
 from polyfed.core.entries import Average, estimate_statistics
 from polyfed.core.evaluation import inputs_of
@@ -92,7 +92,7 @@ def test_uploads_are_made_on_the_device(method: str) -> None:
 def test_batches_for_a_newcomer_and_for_measuring_a_step_are_sent_to_the_device() -> None:
     made = experiment(device="meta")
     assert {x.device for x in inputs_of(made.bench, made.federation.unseen["new"])()} == {META}
-    assert bytes_of_a_step(made.bench, made.federation.clients[0]) > 0
+    assert step_bytes(made.bench, made.federation.clients[0]) > 0
 
 
 def test_the_stream_of_an_apple_gpu_is_seeded_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def lines_of(page: str, real: bool) -> list[str]:
 
 def python_of(page: str) -> str:
     blocks = [block for block in blocks_of(PAGES[page]) if block.language == "python" and not run_elsewhere(page, block.section)]
-    # A model is saved to a file, whose name the page says; a whole method file is run as an example.
+    # A model is saved to a file that the page names; a whole method file is run as an example.
     return "\n".join(block.body for block in blocks if "def my_model" not in block.body and "__main__" not in block.body)
 
 
@@ -114,7 +114,7 @@ def test_the_lists_are_true() -> None:
 
 
 def test_no_command_is_hidden_from_this_test() -> None:
-    """Commands stand in fenced blocks."""
+    """Commands are in fenced blocks."""
     for name, page in PAGES.items():
         assert not re.findall(r"^ {4,}(?:polyfed|pip|make) .*", page.read_text(encoding="utf-8"), re.MULTILINE), name
 
@@ -127,7 +127,7 @@ NET = (
 
 
 class Reader:
-    """Somebody who follows a page: has the files that it speaks of, and types its lines."""
+    """A reader of a page: has its files and types its lines."""
 
     def __init__(self, page: str, folder: Path, polyfed: Command) -> None:
         self.page, self.folder, self.polyfed = page, folder, polyfed

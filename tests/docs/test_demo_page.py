@@ -42,7 +42,7 @@ def test_the_demo_gives_the_table_of_the_readme(tmp_path: Path) -> None:
     for row in found.rows:
         assert row.mean is not None and row.worst is not None
         ours = [*(number.value for number in row.seen.values()), row.mean.value, row.worst.value]
-        # Other releases of torch round in another way, and one image more is half a point.
+        # Other releases of torch round differently, and one image is half a point.
         assert [100 * value for value in ours] == pytest.approx(shown()[row.method], abs=4.0)
 
 

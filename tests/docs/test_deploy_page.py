@@ -1,4 +1,4 @@
-"""docs/deploy.md followed word by word: its six commands, in its order, in a folder of their own. Only the install is left out."""
+"""Follow docs/deploy.md literally: its six commands, in its order, in a separate folder, without the installation."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def test_the_six_commands_work_as_they_are_written(tmp_path: Path) -> None:
             running.callback(end, typed(f"node-{number}", node, tmp_path))
         assert serving.wait(LONG) == 0, serving.log
         assert "round 3 of 3" in serving.log and re.search(r"pen\D+\d+\.\d", serving.log), serving.log
-    # The nodes have gone; the run folder is enough to use the model.
+    # The nodes have ended; the run folder is enough to use the model.
     predicting = typed("predict", use, tmp_path)
     assert predicting.wait(LONG) == 0, predicting.log
-    # Started again, a server whose run has finished says so.
+    # A restarted server whose run has finished reports it.
     again = typed("again", server, tmp_path)
     assert again.wait(LONG) == 0 and "The run has finished" in again.log, again.log

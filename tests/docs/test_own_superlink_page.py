@@ -1,4 +1,4 @@
-"""docs/own-superlink.md followed word by word: its commands, in its order, in a folder and a home of their own. Only the install is left out."""
+"""Follow docs/own-superlink.md literally: its commands, in its order, in a separate folder and home, without the installation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def steps() -> dict[str, list[str]]:
 
 
 class Terminals:
-    """Shells in the folder of the trial, each begun with the lines that the page wants in every terminal."""
+    """Shells in the trial folder, each started with the lines that the page requires in every terminal."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -58,7 +58,7 @@ class Terminals:
 
     @contextmanager
     def left_running(self, name: str, text: str, until: str) -> Iterator[Process]:
-        """Type something that goes on; leaves the ``with`` block with its end."""
+        """Type a command that keeps running; it ends with the ``with`` block."""
         shell = ["bash", "-ec", self.first_lines + text]
         process = logged_process(name, shell, self.folder / f"{name}.log", self.environment, self.folder)
         try:
@@ -100,5 +100,5 @@ def test_the_trial_of_three_hospitals_works_as_it_is_written(tmp_path: Path) -> 
         (folder,) = (tmp_path / "runs").iterdir()
         terminals.type(f"polyfed report {folder.relative_to(tmp_path)}")
         assert "fedbn" in (tmp_path / "report.html").read_text()
-    # The nodes have gone; the run folder is enough to use the model.
+    # The nodes have ended; the run folder is enough to use the model.
     terminals.type(f"polyfed predict {folder.relative_to(tmp_path)} data/hospital-1/pen")

@@ -27,7 +27,6 @@ STILL_TO_REWRITE = {
     "docs/settings.md": 20,
     "src/polyfed/api.py": 1,
     "src/polyfed/api_studies.py": 1,
-    "src/polyfed/backends": 94,
     "src/polyfed/cli": 148,
     "src/polyfed/core": 2,
     "src/polyfed/data": 189,

@@ -1,4 +1,4 @@
-"""Somebody who follows only the README: the demo, own images, an own method, a model file, and where deployment is explained.
+"""A user who follows only the README: the demo, own images, an own method, a model file, and where deployment is explained.
 
 The commands are read from the page. What is added is ``--rounds 2``, which the page names as the way to try them.
 """

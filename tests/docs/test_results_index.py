@@ -207,7 +207,7 @@ def test_orders_in_words_are_those_of_the_tables(page: Path) -> None:
 
 
 def is_true(statement: str, cells: Mapping[str, float]) -> bool:
-    """Whether a statement is true of the cells of a column; a row that is not there is an error."""
+    """Return True if a statement holds for the cells of a column. An unknown row is an error."""
     if others := re.fullmatch(r"(.+) ([<>]) others(?: but (.+))?", statement):
         name, sign, but = others.groups()
         rest = [value for row, value in cells.items() if row not in (name, *(but or "").split(", "))]

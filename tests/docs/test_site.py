@@ -24,7 +24,7 @@ LOADS = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source
 
 
 class Page(HTMLParser):
-    """What a page links to, and what it loads."""
+    """Return the links and the loaded files of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The tutorials: each is followed from top to bottom in one shell, in a folder of its own."""
+"""The tutorials: follow each one from top to bottom in one shell, in a separate folder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LIMIT = 1800
 
 
 def script(page: Path) -> str:
-    """Everything that the reader types, as one shell script; Python blocks are saved where the line before says so, else run."""
+    """Return all commands of a tutorial as a shell script. Python blocks are saved if the line before says so, otherwise run."""
     parts = ["set -euxo pipefail"]
     for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
         saved = SAVED.search(block["before"].strip())

@@ -142,7 +142,7 @@ def test_the_newcomer_of_a_run_over_flower_is_that_of_the_run_in_process(
     if method == "fedavg":
         assert same(found.model_for("small"), expected.model_for("small"))
     else:
-        with pytest.raises(DataError, match="stayed at its node"):
+        with pytest.raises(DataError, match="is stored at its node"):
             found.model_for("small")
 
 
@@ -209,8 +209,8 @@ def test_predict_and_evaluate_work_on_a_run_over_flower(
         picture(label, False, np.random.default_rng(5)).resize((16, 16)).save(tmp_path / f"{label}.png")
     words = ("disk.png", "stripe.png", "--json", "-q")
     assert polyfed("predict", "run", *words).json["predictions"] == polyfed("predict", "in-process", *words).json["predictions"]
-    says(polyfed("predict", "run", *words, "--newcomer", "nearest"), "stayed at its node", "--newcomer averaged or re-estimated")
-    says(polyfed("predict", "run", *words, "--client", "day"), "stayed at its node")
+    says(polyfed("predict", "run", *words, "--newcomer", "nearest"), "is stored at its node", "--newcomer averaged or re-estimated")
+    says(polyfed("predict", "run", *words, "--client", "day"), "is stored at its node")
     says(polyfed("evaluate", "run", "-q"), "trained by Flower nodes", "polyfed evaluate run DATA")
     says(polyfed("resume", "run", "-q"), "trained by Flower nodes")
     with pytest.raises(DataError, match="trained by Flower nodes"):

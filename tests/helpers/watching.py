@@ -67,7 +67,7 @@ def watched(experiment: Experiment) -> dict[tuple[int, str], tuple[set[str], set
 def exchanges(experiment: Experiment, observers: Sequence[Observer] = ()) -> list[tuple[Request, dict[str, Reply]]]:
     """Train, and give every question of it with the replies."""
     seen: list[tuple[Request, dict[str, Reply]]] = []
-    reply = experiment.backend.taken
+    reply = experiment.backend.accept
 
     def watch(request: Request, outcome: Any) -> Any:
         made = reply(request, outcome)
@@ -76,6 +76,6 @@ def exchanges(experiment: Experiment, observers: Sequence[Observer] = ()) -> lis
         seen[-1][1][outcome.client] = made  # type: ignore[assignment]
         return made
 
-    experiment.backend.taken = watch  # type: ignore[method-assign]
+    experiment.backend.accept = watch  # type: ignore[method-assign]
     experiment.train(observers)
     return seen

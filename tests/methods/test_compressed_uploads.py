@@ -100,7 +100,7 @@ def test_what_topk_did_not_send_is_added_the_next_time() -> None:
 def test_a_reply_that_cannot_be_decoded_is_rejected() -> None:
     for text, spoil in (("quantise", lambda v: v[:-1]), ("topk", lambda v: v * 0 + 255)):
         experiment = built(text, min_share=0.5)
-        reply = experiment.backend.taken
+        reply = experiment.backend.accept
 
         def broken(ask: Any, outcome: Any, reply: Any = reply, spoil: Any = spoil) -> Any:
             made = reply(ask, outcome)
@@ -108,7 +108,7 @@ def test_a_reply_that_cannot_be_decoded_is_rejected() -> None:
                 made.payload.entries["head.weight"] = spoil(made.entries["head.weight"])
             return made
 
-        experiment.backend.taken = broken  # type: ignore[method-assign]
+        experiment.backend.accept = broken  # type: ignore[method-assign]
         experiment.train()
         assert "head.weight" in experiment.server.rejected["small"]
 

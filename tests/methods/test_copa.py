@@ -107,7 +107,7 @@ def test_only_heads_of_clients_that_trained_are_filed() -> None:
 
 def test_a_rejected_reply_files_no_head() -> None:
     experiment = built("copa", rounds=1, min_share=0.3)
-    reply = experiment.backend.taken
+    reply = experiment.backend.accept
 
     def spoil(request: Request, outcome: Any) -> Any:
         made = reply(request, outcome)
@@ -115,7 +115,7 @@ def test_a_rejected_reply_files_no_head() -> None:
             made.payload.entries["head.bias"].fill_(float("nan"))
         return made
 
-    experiment.backend.taken = spoil  # type: ignore[method-assign]
+    experiment.backend.accept = spoil  # type: ignore[method-assign]
     experiment.train()
     assert set(heads_of(experiment.server)) == {"big", "middle"} and set(experiment.server.rejected) == {"small"}
 

@@ -51,7 +51,7 @@ def test_dson_travels_whole_or_stays_with_the_domain() -> None:
     assert local == {name for name in own.server.state if name.startswith(("stem.1.", "branch.1."))}
     assert {"stem.1.score", "stem.1.running_mean", "stem.1.weight"} <= local
     assert [row.domain for row in own.evaluate(newcomer="ensemble") if row.view == "unseen"] == ["new"]
-    with pytest.raises(ModelError, match="no batch norm of maps"):
+    with pytest.raises(ModelError, match="no batch norm of feature maps"):
         trained("dson", model=nn.Sequential(nn.Flatten(), nn.Linear(192, 3)))
 
 

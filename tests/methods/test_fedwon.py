@@ -190,7 +190,7 @@ class Winding(TinyNet):
     [
         (lambda: torchvision.models.densenet121(num_classes=3), "cannot fold features.denseblock1.denselayer1.norm1"),
         (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4)), "GroupNorm"),
-        (Winding, "cannot be traced"),
+        (Winding, "torch.fx cannot trace"),
     ],
 )
 def test_norms_that_cannot_be_folded_say_so(model: Any, why: str) -> None:

@@ -44,7 +44,7 @@ def test_ibn_places() -> None:
     assert split_at(TinyNet()) == ["stem.1"]
     assert split_at(TinyNet(), "branch.*") == ["branch.1"]
     assert split_at(TinyNet(), "all") == ["stem.1", "branch.1"]
-    with pytest.raises(ModelError, match="no batch norm of maps"):
+    with pytest.raises(ModelError, match="no batch norm of feature maps"):
         ToIBN("auto")(nn.Sequential(nn.Linear(2, 2)))
 
 

@@ -67,9 +67,9 @@ def test_places_on_any_model_by_module_name_and_by_predicate() -> None:
     assert isinstance(put_xan(nn.BatchNorm2d(3)), XAN)
     with pytest.raises(ModelError, match=r"Its layers: stem\.1, branch\.1"):
         put_xan(TinyNet(), "layer1")
-    with pytest.raises(ModelError, match="predicate chooses no layer"):
+    with pytest.raises(ModelError, match="predicate selects no layer"):
         put_xan(TinyNet(), lambda path, module: False)
-    with pytest.raises(ModelError, match="no batch norm of maps"):
+    with pytest.raises(ModelError, match="no batch norm of feature maps"):
         put_xan(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
 
 

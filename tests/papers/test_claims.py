@@ -1,4 +1,4 @@
-"""The status of an order: hand-computed cases over seeds, images, ties, one seed and diverged runs."""
+"""The status of a ranking: hand-computed cases over seeds, images, ties, one seed and diverged runs."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_diverged_seeds_are_lost_by_the_method_that_diverged() -> None:
 
 RIGHT = {seed: [True] * 12 + [False] * 8 for seed in range(3)}
 WRONG = {seed: [True] * 2 + [False] * 17 + [True] for seed in range(3)}
-"""Images 2 to 11 only the first classifies correctly, image 19 only the second."""
+"""Only the first method classifies images 2 to 11 correctly, only the second image 19."""
 
 
 def test_an_image_counts_once_however_many_seeds_there_are() -> None:

@@ -1,4 +1,4 @@
-"""The files of the experiments: all 83 are there, their numbers are the papers', their claims fit their numbers, their settings are sound."""
+"""The 83 experiment files: their numbers are the papers', their claims match the numbers, and their settings are valid."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Place = tuple[str, str, str, str]
 
 
 def typed() -> dict[Place, str]:
-    """The numbers transcribed from the papers: experiment, part, row and column (or its number) to the cell."""
+    """Return the transcribed numbers by experiment, part, row and column (or its number)."""
     found: dict[Place, str] = {}
     name, part, by_column = "", "", list[str]()
     for line in TYPED.read_text().splitlines():
@@ -54,7 +54,7 @@ TABLE = typed()
 
 
 def in_files(name: str) -> dict[Place, tuple[Place, Published]]:
-    """The numbers of an experiment's file, under the name of the column and under its number."""
+    """Return the numbers of an experiment file by column name and by column number."""
     found = {}
     for part in read_item(name).parts:
         for row in part.rows:
@@ -129,7 +129,6 @@ def test_figures_repeat_only_numbers_that_tables_have() -> None:
 
 @functools.cache
 def known_numbers(paper: str) -> set[str]:
-    """The numbers of a paper's tables, with those that were recomputed."""
     cells = [cell for place in TABLE if place[0].startswith(paper) for _, cell in in_files(place[0]).values()]
     recomputed = {cell.text.lstrip("≈").partition("±")[0] for cell in cells if cell.recomputed}
     return {cell.partition("±")[0] for place, cell in TABLE.items() if place[0].startswith(paper)} | recomputed
@@ -147,10 +146,10 @@ def test_recomputed_cells_follow_from_the_others() -> None:
     assert checked == 3 + 12 + 3 + 1
 
 
-def test_the_typed_numbers_stand_in_the_specification() -> None:
+def test_the_transcribed_numbers_are_in_the_specification() -> None:
     file = ROOT.parent / "shared" / "spec" / "experiments.md"
     if not file.is_file():
-        pytest.skip("the specification is not beside the checkout")
+        pytest.skip("the specification is not available")
     lines = [re.findall(r"\d+(?:\.\d+)?", line) for line in file.read_text().splitlines()]
     text = TYPED.read_text().splitlines()
     for line in text:
@@ -165,13 +164,10 @@ def is_within(numbers: list[str], line: list[str]) -> bool:
     return all(number in rest for number in numbers)
 
 
-def test_orders_that_a_claim_names_are_those_of_the_published_numbers() -> None:
+def test_rankings_in_claims_match_the_published_numbers() -> None:
     for name in item_names():
         for checked in published_orders(read_item(name)):
             assert checked.holds is not False, str(checked)
-
-
-def test_most_claims_are_checked_by_an_order() -> None:
     assert sum(bool(read_item(name).orders) for name in item_names()) >= 55
 
 
@@ -260,8 +256,7 @@ def test_the_reduced_form_is_smaller_and_has_runs_wherever_the_full_form_has() -
         assert sum(run.seeds for run in reduced.values()) <= sum(run.seeds for run in full.values()), name
 
 
-def test_nothing_waits_for_polyfed() -> None:
-    """What cannot be run on every machine says why: files or weights that are not shipped."""
+def test_polyfed_can_run_all_cells() -> None:
     states = {name: state_of(read_item(name)) for name in item_names()}
     assert Counter(states.values()) == {READY: 76, IN_PART: 7}
     cells = [cell for name in item_names() for cell in cells_of(read_item(name), Form())]
@@ -271,7 +266,7 @@ def test_nothing_waits_for_polyfed() -> None:
 ANALYSED = [(name, part) for name in item_names() for part in read_item(name).parts if part.analysis is not None]
 
 
-def test_an_analysis_is_one_that_there_is_and_its_columns_read_its_numbers() -> None:
+def test_analyses_exist_and_their_columns_read_their_numbers() -> None:
     for name, part in ANALYSED:
         assert part.analysis is not None and part.analysis.kind in KINDS_OF_ANALYSES and part.analysis.figures, name
         assert all(column.number for column in part.columns), f"{name}: a score under the name of an analysis would be mislabelled"

@@ -1,4 +1,4 @@
-"""The laptop form: every experiment has one, its runs fit half a core-hour, and it contains what the claim names."""
+"""The laptop form: all experiments have one, its runs take about half a core-hour, and it contains the cells of the claim."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polyfed.settings import Settings
 LAPTOP = Form("laptop")
 MINUTES = 35
 LONGER = {"fixbn/table-5": 55}
-"""Core-minutes of a run; Table 5 decides FixBN's headline claim."""
+"""Core-minutes per run; Table 5 tests FixBN's main claim."""
 TWO_SEEDS = ("gperxan/", "hfedf/table-11")
 
 

@@ -1,4 +1,4 @@
-"""The ledger: records of real runs there and back, identities, marks, diverged runs, and what the reader and the writer reject."""
+"""The ledger: records of real runs, identities, marks, diverged runs, and invalid records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from helpers.records import made_record
 from polyfed.errors import RunFolderError
-from polyfed.papers.analyses import presented
+from polyfed.papers.analyses import present
 from polyfed.papers.ledger import Ledger, Record, identity_of, marks_of, read_record, record_from, write_record
 from polyfed.papers.recording import command_of, train_recorded
 from polyfed.runs.folder.final_files import read_answers
@@ -89,7 +89,7 @@ def test_the_command_repeats_the_settings() -> None:
 
 def test_analyses_are_drawn_from_the_record(record: Record, folder: Path) -> None:
     back = read_record(write_record(folder / "ledger", record))
-    found, skipped = presented("norm-statistics", {"FedBN": back.analyses["norm-statistics"]})
+    found, skipped = present("norm-statistics", {"FedBN": back.analyses["norm-statistics"]})
     assert found is not None and not skipped and set(found.figures) == {"distance", "channels", "channels of all layers"}
     curves = found.figures["channels"].axes[0].lines
     channels = back.analyses["norm-statistics"]["drawn"]["channels"]
@@ -99,9 +99,9 @@ def test_analyses_are_drawn_from_the_record(record: Record, folder: Path) -> Non
         row for row in found.tables["distances"] if row["source"] == "trained" and "server" not in (row["one"], row["other"])
     ]
     assert found.numbers["client and client"]["FedBN"] == pytest.approx(np.mean([row["shift"] for row in between]), rel=1e-3)
-    spread, _ = presented("model-spread", {"one": back.analyses["model-spread"], "two": back.analyses["model-spread"]})
+    spread, _ = present("model-spread", {"one": back.analyses["model-spread"], "two": back.analyses["model-spread"]})
     assert spread is not None and "spread" in spread.figures and spread.numbers["as tested"]["one"] > 0
-    features, _ = presented("features", {"FedBN": back.analyses["features"]})
+    features, _ = present("features", {"FedBN": back.analyses["features"]})
     assert features is not None and not features.figures and 0 < features.numbers["client and client"]["FedBN"] <= 1
 
 
@@ -161,12 +161,12 @@ def test_another_digest_of_the_same_run_is_rejected(tmp_path: Path) -> None:
     record = made_record("fedbn", 0, 0.5)
     write_record(tmp_path, record)
     before = (tmp_path / record.file).read_bytes()
-    with pytest.raises(RunFolderError, match="Find out which is right"):
+    with pytest.raises(RunFolderError, match="Determine which one is correct"):
         write_record(tmp_path, dataclasses.replace(record, digest="f" * 12))
-    with pytest.raises(RunFolderError, match="Find out which is right"):
+    with pytest.raises(RunFolderError, match="Determine which one is correct"):
         write_record(tmp_path, made_record("fedbn", 0, math.nan))
     assert (tmp_path / record.file).read_bytes() == before
-    with pytest.raises(RunFolderError, match="are the same run"):
+    with pytest.raises(RunFolderError, match="are records of the same run"):
         Ledger([record, dataclasses.replace(record, identity="other")])
 
 
@@ -174,15 +174,15 @@ def test_another_digest_of_the_same_run_is_rejected(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ({"format": 2}, "its format is not 1"),
-        ({"scroes": []}, "no entry 'scroes'"),
+        ({"scroes": []}, "unknown entry 'scroes'"),
         ({"digest": None}, "digest is None"),
         ({"seed": "0"}, "seed is '0'"),
         ({"state": "half"}, "its state is 'half'"),
         ({"settings": {}}, "no selection"),
         ({"settings": {"selection": "last", "lrr": 1}}, "no setting 'lrr'"),
-        ({"command": "polyfed run --root /home/ann/data"}, "names a folder of this machine"),
-        ({"error": "no file ~/data/pacs"}, "names a folder of this machine"),
-        ({"validation": {"rounds": [1, 2], "accuracy": [0.1]}}, "no list of 2 numbers"),
+        ({"command": "polyfed run --root /home/ann/data"}, "contains a local folder"),
+        ({"error": "no file ~/data/pacs"}, "contains a local folder"),
+        ({"validation": {"rounds": [1, 2], "accuracy": [0.1]}}, "must be a list of 2 numbers"),
         ({"validation": {"rounds": [1], "seen": [{"a": 0.1}]}}, "validation seen"),
         ({"by_round": {"rounds": [1, 2], "scores": [{"accuracy": [0.1]}]}}, "does not have 2 rounds"),
         ({"right": [{"view": "seen"}]}, "right is incomplete"),
@@ -205,5 +205,5 @@ def test_a_missing_entry_or_a_wrong_name_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="Rename the file"):
         Ledger.read(tmp_path)
     (tmp_path / "other.json").write_text("{")
-    with pytest.raises(RunFolderError, match=r"other\.json is no record"):
+    with pytest.raises(RunFolderError, match=r"other\.json is not a valid run record"):
         Ledger.read(tmp_path)

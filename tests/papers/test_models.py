@@ -1,4 +1,4 @@
-"""Every method of the experiments builds on its model, and what a row's name claims of the model is true of the model that is built."""
+"""Every method of the experiments can be built on its model, and the model has the properties that the row's name claims."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from polyfed.runs.assemble import build_bench, prepared_model
 from polyfed.settings import Settings
 
 LIGHT = ("resnet20", "lenet")
-"""Networks that are built in a moment; the others are built by make test-slow."""
+"""Networks that are fast to build; make test-slow builds the others."""
 Built = tuple[str, str]
 
 
 def builds() -> dict[Built, tuple[Settings, set[str]]]:
-    """Each method on each model once, with the names of the rows that run it."""
+    """Return each pair of method and model once, with the names of its rows."""
     found: dict[Built, tuple[Settings, set[str]]] = {}
     for name in item_names():
         for form in map(Form, FORMS):

@@ -1,4 +1,4 @@
-"""Where learning rates come from: the paper, or the log of a search on validation data that has no test scores."""
+"""Sources of learning rates: the paper, or the log of a search on validation data without test scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reproduce from end to end on a tiny experiment: trained once, reused, changed, stopped and gone on with; tables, pages, pictures."""
+"""Reproduce a tiny experiment: trained, reused, changed, stopped and resumed; tables, pages and figures."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def found(folder: Path) -> Reproduction:
     return reproduce_item(item_from("tiny/figure-1", TINY), Form("reduced"), out=folder)
 
 
-def test_cells_have_ours_beside_theirs(found: Reproduction) -> None:
+def test_cells_have_our_number_and_the_published_one(found: Reproduction) -> None:
     cells = {(one.cell.part.name, one.cell.row.name, one.cell.column.name): one for one in found.outcomes}
     one = cells["seen", "FedAvg", "pen"]
     assert one.mean is not None and 0 <= one.mean <= 100 and list(one.values) == [0]
@@ -85,29 +85,22 @@ def test_cells_have_ours_beside_theirs(found: Reproduction) -> None:
     assert ("unseen", "FedAvg", "S") not in states
 
 
-def test_columns_that_are_not_asked_for_are_not_run() -> None:
+def test_only_selected_columns_and_parts_are_run_and_shown() -> None:
     item = item_from("tiny/figure-1", TINY)
     form = Form(only=("FedAvg",), columns=("S",))
-    asked = {cell.column.name for cell in cells_of(item, form) if not cell.why_not}
-    assert asked == {"S"} and [run.settings.unseen for run in planned_runs(cells_of(item, form), form).values()] == [("street",)]
-
-
-def test_one_part_of_several_can_be_asked_for() -> None:
-    item = item_from("tiny/figure-1", TINY)
-    asked = {(cell.part.name, cell.column.name) for cell in cells_of(item, Form(columns=("seen",))) if not cell.why_not}
-    assert asked == {("seen", "pen"), ("seen", "avg")}
-
-
-def test_parts_of_which_nothing_is_asked_for_are_not_shown() -> None:
-    item, form = item_from("tiny/figure-1", TINY), Form(columns=("unseen",))
+    selected = {cell.column.name for cell in cells_of(item, form) if not cell.why_not}
+    assert selected == {"S"} and [run.settings.unseen for run in planned_runs(cells_of(item, form), form).values()] == [("street",)]
+    selected = {(cell.part.name, cell.column.name) for cell in cells_of(item, Form(columns=("seen",))) if not cell.why_not}
+    assert selected == {("seen", "pen"), ("seen", "avg")}
+    form = Form(columns=("unseen",))
     found = Reproduction(item, form, [Outcome(cell, {}, cell.why_not) for cell in cells_of(item, form)], {})
     assert [table.name for table in shown_tables(found, Footnotes())] == ["unseen"]
 
 
-def test_what_the_user_changes_is_not_said_to_be_reduced_as_well() -> None:
+def test_a_setting_of_the_user_is_not_marked_as_reduced() -> None:
     cells = cells_of(item_from("tiny/figure-1", TINY), Form("reduced", changes={"rounds": 2}))
-    (told,) = {note for cell in cells for note in cell.notes if "rounds" in note}
-    assert told == "changed by the user: rounds 2 (paper: 3)"
+    (found,) = {note for cell in cells for note in cell.notes if "rounds" in note}
+    assert found == "changed by the user: rounds 2 (paper: 3)"
 
 
 def test_a_mean_is_that_of_its_columns_and_shares_their_runs() -> None:
@@ -130,7 +123,7 @@ class Counting(Callback):
         self.rounds += 1
 
 
-def test_what_is_there_is_reused_and_what_was_stopped_goes_on(found: Reproduction, folder: Path) -> None:
+def test_finished_runs_are_reused_and_stopped_ones_resumed(found: Reproduction, folder: Path) -> None:
     class Stop(Counting):
         def after_round(self, run: RunState) -> None:
             super().after_round(run)
@@ -161,7 +154,7 @@ def test_the_page_does_not_name_the_folder_of_the_data() -> None:
     assert problem_sentences(found) == ["a, b: No pacs in DATA/pacs."]
 
 
-def test_the_page_says_what_was_done_and_pictures_stand_beside_it(found: Reproduction) -> None:
+def test_the_page_shows_cells_runs_and_figures(found: Reproduction) -> None:
     page = write_page(found)
     text = page.read_text()
     assert page.name == "figure-1-reduced.md" and "Reduced form" in text
@@ -185,7 +178,7 @@ def test_the_command(polyfed: Command, monkeypatch: pytest.MonkeyPatch, tmp_path
     try:
         ended = polyfed("reproduce", "tiny/figure-1", "--form", "reduced", "--only", "fedbn", "--out", "done", "--json")
         assert ended.code == 0 and "no data" in ended.out and "failed" in ended.out
-        assert "a) its own pen digits." in ended.out, "what a mark in the table means is said without --explain"
+        assert "a) its own pen digits." in ended.out, "marks in the table are explained without --explain"
         cells = ended.json["cells"]
         assert {cell["state"] for cell in cells} >= {"measured", "no data", "not asked for", "not yet"}
         assert Path(ended.json["page"]) == Path("done/tiny/figure-1-reduced.md") and Path(ended.json["page"]).is_file()
@@ -197,7 +190,7 @@ def test_the_command(polyfed: Command, monkeypatch: pytest.MonkeyPatch, tmp_path
         measured = polyfed("reproduce", "tiny/figure-1", "--form", "reduced", "--only", "FedAvg", "--estimate", "--json").json[
             "runs"
         ]
-        assert {run["how"].split(";")[0] for run in measured} == {"measured", "speed of the network"}
+        assert {run["how"].split(";")[0] for run in measured} == {"measured", "network speed"}
         says(polyfed("reproduce", "tiny/figure-2"), "no experiment 'tiny/figure-2'", "Did you mean tiny/figure-1?")
         says(polyfed("reproduce", "tiny/figure-1", "--only", "FedBM"), "no method 'FedBM'", "FedBN")
         says(polyfed("reproduce", "tiny/figure-1", "--column", "pan"), "no column 'pan'", "pen")
@@ -207,7 +200,7 @@ def test_the_command(polyfed: Command, monkeypatch: pytest.MonkeyPatch, tmp_path
         files.read_item.cache_clear()
 
 
-def test_files_that_cannot_be_read_say_where() -> None:
+def test_errors_in_experiment_files_name_the_place() -> None:
     for old, new, words in (
         ('"50.0±1.0 40.0"', '"50.0"', "1 published cells for 2 columns"),
         ('"50.0±1.0 40.0"', '"50.0±1.0 4o.0"', "'4o.0'"),

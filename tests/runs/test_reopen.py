@@ -115,7 +115,7 @@ def test_a_question_that_needs_the_data_is_refused_not_answered_with_blanks(poly
     assert polyfed("run", images, *method, *SHORT, "--rounds", "3", "--out", "r", "-q").code == 130
     Image.new("RGB", (16, 16)).save(tmp_path / "new.png")
     refused = polyfed("predict", "r", "new.png", "-q")
-    assert refused.code == 2 and "needs the data they trained on" in refused.err
+    assert refused.code == 2 and "needs their training data" in refused.err
 
 
 def test_inputs_prepared_in_a_way_of_their_own_are_not_guessed(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_pretrained_weights_are_not_fetched_to_be_replaced(images: Path, tmp_pat
     def offline(name: str, url: str) -> dict[str, torch.Tensor]:
         raise AssertionError("fetched")
 
-    monkeypatch.setattr(from_torchvision, "_fetched", offline)
+    monkeypatch.setattr(from_torchvision, "_download", offline)
     trained = run(
         f'image_folder(root="{images}", size=32)',
         "fedbn",

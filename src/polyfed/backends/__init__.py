@@ -1,1 +1,1 @@
-"""Backends of one machine: how questions reach clients, and how what clients keep is staged and committed."""
+"""Backends: they send requests to clients, and stage and commit client states."""

@@ -1,8 +1,4 @@
-"""What a backend is: it asks clients, returns their replies, and looks after the state they keep between rounds.
-
-``Backend`` is the whole contract. ``StagingBackend`` is the half that all backends share: the fixed order, simulated drop-outs, staging
-and committing. A backend of its own fills in ``outcomes``.
-"""
+"""The contract of a backend, and the part that all backends share."""
 
 from __future__ import annotations
 
@@ -24,17 +20,17 @@ log = logging.getLogger("polyfed")
 
 
 class Backend(Transaction, Protocol):
-    """Reaches the clients of a run. The rest of polyfed uses these members of a backend, and no others.
+    """Sends requests to the clients of a run. The rest of polyfed uses only these members.
 
-    It is also the ``Transaction`` of a round: ``commit`` makes final what clients keep, ``rollback`` forgets it.
+    A backend is also the ``Transaction`` of a round: ``commit`` makes the new client states permanent, ``rollback`` discards them.
 
     Attributes:
-        remote: clients keep their state elsewhere; here are only marks of it (a version and its hash).
-        leaves_newcomer: clients can be asked now and not later, so a run must leave the newcomer's model in its folder.
-        data: the data of each client by its id, or placeholders with their sizes.
-        changed: clients whose state changed since the last checkpoint; the recorder empties it.
-        losses_of_round: the training loss of each client in the last committed round.
-        validations_of_round: the validation score of what each client trained in that round, by the run's metric, if the run chooses by it.
+        remote: Clients store their state elsewhere; the backend stores only a version and a hash.
+        leaves_newcomer: Clients cannot be reached after the run, so the run must save the newcomer model in its folder.
+        data: Client data by client id, or placeholders with the sizes.
+        changed: Clients whose state has changed since the last checkpoint. The recorder empties it.
+        losses_of_round: Training loss per client in the last committed round.
+        validations_of_round: Validation score per client of the models trained in that round, if the run selects its round by it.
     """
 
     remote: bool
@@ -46,45 +42,55 @@ class Backend(Transaction, Protocol):
 
     @property
     def infos(self) -> Sequence[ClientInfo]:
-        """What the server knows of each client, in the fixed order."""
+        """Facts about each client that the server knows, in the fixed order."""
 
     def replace_data(self, clients: Collection[ClientData]) -> None:
-        """Put other data in the place of the clients' own; who they are and what they keep stays."""
+        """Replace the client data. Client ids and states are unchanged."""
 
     @property
     def client_states(self) -> MutableMapping[str, ClientState]:
-        """What clients keep between rounds, as of the last committed round; may be set to go back to an earlier one."""
+        """Client states after the last committed round. Set them to restore an earlier round."""
 
     @client_states.setter
     def client_states(self, states: Mapping[str, ClientState]) -> None: ...
 
     def __call__(self, request: Request) -> Iterator[Reply]:
-        """Request the clients; replies come lazily, in the fixed order. A client that fails is left out, with a warning."""
+        """Send a request and yield the replies lazily, in the fixed order. Clients that fail are skipped with a warning."""
 
     def state_of(self, client: str) -> ClientState:
-        """What a client keeps, as of the last committed round; an error where it cannot be read here."""
+        """Return the state of a client after the last committed round.
+
+        Raises:
+            DataError: If the state is not available on this machine.
+        """
 
     def can_read(self, client: str) -> bool:
-        """Whether what this client keeps can be read here."""
+        """Return True if the state of this client is available on this machine."""
 
     def retain(self, name: str, states: Mapping[str, ClientState] | None = None) -> None:
-        """What clients keep now (or kept in ``states``) may be asked for again, until two more are retained under this name."""
+        """Keep ``states`` (default: the current ones) available until two more sets are retained under this name."""
 
     def keep_in(self, folder: Path) -> None:
-        """The folder of the run, for backends that write what clients keep to files."""
+        """Set the run folder, for backends that write client states to files."""
 
     def client_digests(self) -> dict[str, str]:
-        """A hash of what each client keeps."""
+        """Return a hash of each client state."""
 
     def close(self) -> None:
-        """Give back processes, memory and connections; the next ask takes them again."""
+        """Release processes, memory and connections. The next request acquires them again."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a question to one client: its answer, its state after it, its loss; without an answer, why it is left out.
+    """Result of a request at one client.
 
-    ``validation`` is the score of the model it trained, by the run's metric, where the run chooses its round by that.
+    Attributes:
+        client: Client id.
+        payload: Reply, or None if the client failed.
+        state: Client state after the request.
+        loss: Training loss.
+        problem: Reason of the failure.
+        validation: Score of the trained model by the run's metric, if the run selects its round by it.
     """
 
     client: str
@@ -96,7 +102,7 @@ class Outcome:
 
 
 class StagingBackend(abc.ABC):
-    """Stages what clients keep during a round, and commits it when the round has succeeded."""
+    """Stages client states during a round and commits them after it. A subclass implements ``outcomes``."""
 
     remote = False
     leaves_newcomer = False
@@ -126,18 +132,18 @@ class StagingBackend(abc.ABC):
         self._client_states = ClientStore(states)
 
     def __call__(self, request: Request) -> Iterator[Reply]:
-        asked = sorted((client for client in request.payloads if client in self.place), key=self.place.__getitem__)
-        for outcome in self.outcomes(request, [client for client in asked if not self.drops_out(request, client)]):
-            reply = self.taken(request, outcome)
+        requested = sorted((client for client in request.payloads if client in self.place), key=self.place.__getitem__)
+        for outcome in self.outcomes(request, [client for client in requested if not self.drops_out(request, client)]):
+            reply = self.accept(request, outcome)
             if reply is not None:
                 yield reply
 
     @abc.abstractmethod
     def outcomes(self, request: Request, clients: Sequence[str]) -> Iterator[Outcome]:
-        """What comes of the question at each of these clients, in their order."""
+        """Send the request to these clients and yield the outcomes in their order."""
 
-    def taken(self, request: Request, outcome: Outcome) -> Reply | None:
-        """Stage what the client keeps, and pass its answer on; None for a client that is left out."""
+    def accept(self, request: Request, outcome: Outcome) -> Reply | None:
+        """Stage the client state and return the reply; None if the client failed."""
         name, state = outcome.client, outcome.state
         if outcome.payload is None:
             log.warning("Round %d: client %s is dropped: %s", request.round, name, outcome.problem)
@@ -151,17 +157,16 @@ class StagingBackend(abc.ABC):
         return Reply(name, outcome.payload, self.infos[self.place[name]].samples)
 
     def drops_out(self, request: Request, client: str) -> bool:
-        """Whether this client is simulated to fail in this round."""
+        """Return True if the client is simulated to fail in this round."""
         rate = self.bench.settings.drop
         if rate == 0 or request.purpose != TRAINING or request.round == 0:
             return False
-        lost = chooser(self.bench.settings.seed, "drop", request.round, request.attempt, client).random() < rate
-        if lost:
+        drops = chooser(self.bench.settings.seed, "drop", request.round, request.attempt, client).random() < rate
+        if drops:
             log.debug("Round %d: client %s drops out (simulated).", request.round, client)
-        return lost
+        return drops
 
     def commit(self, without: Collection[str] = ()) -> None:
-        """Make what the clients kept in this round final, except for those whose reply was rejected."""
         self.changed |= self._client_states.take(self.staged, without)
         self.staged = self._client_states.sibling()
         self.losses_of_round, self.losses = self.losses, {}
@@ -171,7 +176,7 @@ class StagingBackend(abc.ABC):
         self.staged, self.losses, self.validations = self._client_states.sibling(), {}, {}
 
     def current_state(self, client: str) -> ClientState:
-        """What a client keeps now: from this round where it was asked before, else from the rounds before."""
+        """Return the staged state of a client, or else the committed one."""
         return self.staged.get(client) or self.client_states.get(client) or ClientState()
 
     def state_of(self, client: str) -> ClientState:
@@ -180,14 +185,13 @@ class StagingBackend(abc.ABC):
     def can_read(self, client: str) -> bool:
         return True
 
-    def retain(self, name: str, states: Mapping[str, ClientState] | None = None) -> None:  # noqa: B027 - an option, not a duty
-        """Nothing to do: states are in memory, and whoever needs one has it."""
+    # States are in memory, so the members below have nothing to do.
 
-    def keep_in(self, folder: Path) -> None:  # noqa: B027 - likewise
-        """Nothing to do: states are in memory."""
+    def retain(self, name: str, states: Mapping[str, ClientState] | None = None) -> None: ...  # noqa: B027
+
+    def keep_in(self, folder: Path) -> None: ...  # noqa: B027
+
+    def close(self) -> None: ...  # noqa: B027
 
     def client_digests(self) -> dict[str, str]:
         return {client: client_digest(state) for client, state in self.client_states.items()}
-
-    def close(self) -> None:  # noqa: B027 - likewise
-        """Nothing to release."""

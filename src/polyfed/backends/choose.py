@@ -1,4 +1,4 @@
-"""Which backend the settings ask for. A backend of another layer registers itself, so nothing here imports it."""
+"""Choose the backend of the settings. Backends of other layers register themselves, so this module does not import them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from polyfed.settings import Settings
 
 BackendFor: TypeAlias = Callable[[Workbench, Collection[ClientData]], Backend]
 ENTRY_POINTS = "polyfed.backends"
-TRAINS = {"debug": "trains in this process, step by step", "flower": "lets Flower's nodes train"}
-"""Backends that use neither worker processes nor compiled steps, and why."""
+WHERE_TRAINED = {"debug": "trains in this process, step by step", "flower": "trains on Flower nodes"}
+"""Backends that use neither worker processes nor compiled steps, and the reason."""
 OWN: dict[str, type[InProcess]] = {"process": InProcess, "fused": Fused, "auto": Auto, "debug": Debug}
 
 
 def backend_for(bench: Workbench, clients: Collection[ClientData]) -> Backend:
-    """Make the backend that the settings ask for, in as many processes."""
+    """Build the backend of the settings, with as many worker processes as they specify."""
     settings = bench.settings
     refuse_unused(settings)
     if settings.backend not in OWN:
@@ -40,18 +40,19 @@ def backend_for(bench: Workbench, clients: Collection[ClientData]) -> Backend:
 
 
 def require_known(name: str) -> None:
-    """Refuse a backend that nobody has registered, before anything is prepared."""
+    """Reject the name of an unregistered backend."""
     if name in OWN:
-        return  # looking entry points up reads the metadata of every installed package
+        return  # looking up entry points reads the metadata of every installed package
     known = [*OWN, *importlib.metadata.entry_points(group=ENTRY_POINTS).names]
     if name not in known:
-        raise SettingError(f"backend cannot be {name!r}. {nearest(name, known)}")
+        raise SettingError(f"There is no backend {name!r}. {nearest(name, known)}")
 
 
 def refuse_unused(settings: Settings) -> None:
-    """Refuse what a backend would not use; ``auto`` leaves the choice to it."""
+    """Reject settings that have no effect with the backend. The value ``auto`` is always valid."""
     unused = [f"--workers {settings.workers}"] * (settings.workers not in ("1", "auto"))
     unused += ["--compile on"] * (settings.compile == "on")
-    if unused and settings.backend in TRAINS:
-        how = f"--backend {settings.backend} {TRAINS[settings.backend]}"
-        raise SettingError(f"{how}, so {' and '.join(unused)} would not be used. Leave it out, or use another backend.")
+    if unused and settings.backend in WHERE_TRAINED:
+        reason = f"--backend {settings.backend} {WHERE_TRAINED[settings.backend]}"
+        verb, pronoun = ("have", "them") if len(unused) > 1 else ("has", "it")
+        raise SettingError(f"{' and '.join(unused)} {verb} no effect: {reason}. Remove {pronoun}, or choose another backend.")

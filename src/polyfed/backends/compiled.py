@@ -1,8 +1,7 @@
-"""Compiled steps: forward, loss, backward, the method's rules and the update of SGD as one program, made by torch's compiler.
+"""Training steps compiled by torch: forward, loss, backward, the method's gradient rules and the SGD update in one program.
 
-A step is first run once under a tracer, through the same code as ever, so that whatever a method does is in the program. A trace would
-freeze the number of the step or of the round, so a method whose parts look at them in a step is not compiled. Compiled
-programs lie in a folder of the user's cache and are used again by later runs. They round differently in the last bits.
+A step is traced through the uncompiled code, so that the program contains everything a method does. A trace would freeze the step and
+round numbers, so methods that read them in a step are not compiled. Programs are cached on disk. They differ in the last bits.
 """
 
 from __future__ import annotations
@@ -33,34 +32,33 @@ log = logging.getLogger("polyfed")
 FOLDER = "POLYFED_COMPILED"
 MAX_PROGRAMS = 4
 STEPS_TO_WARM_UP = 2
-SECONDS_TO_COMPILE, SHARE_SAVED = 60.0, 0.2
+SECONDS_TO_COMPILE, FRACTION_SAVED = 60.0, 0.2
 MOMENTUM = "momentum_buffer"
 
 Program: TypeAlias = Callable[..., Tensor]
 
 
 def cache_folder() -> Path:
-    """Where compiled programs lie between runs."""
-    named = os.environ.get(FOLDER)
+    folder = os.environ.get(FOLDER)
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(named) if named else base / "polyfed" / "compiled"
+    return Path(folder) if folder else base / "polyfed" / "compiled"
 
 
-def why_no_compiler() -> str:
-    """Why nothing can be compiled on this machine; empty when it can."""
+def compiler_problem() -> str:
+    """Return why this machine cannot compile; empty if it can."""
     if os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++"):
         return ""
     return "there is no C++ compiler (g++ or clang++) on this machine"
 
 
 def compiled_steps(bench: Workbench) -> Compiled | None:
-    """Let the bench take its steps compiled, where the settings ask for it."""
+    """Make the bench use compiled steps if the settings request them and the method permits it."""
     if bench.settings.compile == "off":
         return None
-    own = next((slot for slot in ONE_BY_ONE if bench.method.fills(slot)), None)
-    if own is not None:
+    slot = next((slot for slot in ONE_BY_ONE if bench.method.fills(slot)), None)
+    if slot is not None:
         if bench.settings.compile == "on":
-            raise SettingError(f"--compile on: {bench.method} decides the {own.replace('_', ' ')} itself. Use --compile off.")
+            raise SettingError(f"--compile on: {bench.method} defines a custom {slot.replace('_', ' ')}. Use --compile off.")
         return None
     steps = Compiled(bench)
     bench.own_step = steps.step_of_client
@@ -68,110 +66,110 @@ def compiled_steps(bench: Workbench) -> Compiled | None:
 
 
 class Compiled:
-    """Takes the steps of clients, or of stacks of them, with compiled programs.
+    """Runs the steps of clients or stacks with compiled programs.
 
-    ``auto`` measures the steps of the first round and compiles only where the steps that are planned repay it.
+    With ``auto``, measures the steps of the first round and compiles only if the remaining steps save more time than compiling takes.
     """
 
     def __init__(self, bench: Workbench) -> None:
-        self.bench, self.demanded = bench, bench.settings.compile == "on"
+        self.bench, self.required = bench, bench.settings.compile == "on"
         self.programs: dict[Any, Traced | None] = {}
-        self.spent: list[float] = []
+        self.seconds: list[float] = []
         self.round = 0
-        self.given_up = ""
+        self.disabled = False
         self.single: Single | None = None
-        reason = why_no_compiler()
-        if reason and self.demanded:
+        reason = compiler_problem()
+        if reason and self.required:
             raise SettingError(f"--compile on: {reason}. Install one, or use --compile off.")
         if reason:
-            self.give_up(reason)
-        elif self.demanded:
-            importlib.import_module("torch._dynamo")  # a thousand modules: once here, not once in every worker process
+            self.disable(reason)
+        elif self.required:
+            importlib.import_module("torch._dynamo")  # imports a thousand modules: once here instead of in every worker process
 
-    def give_up(self, reason: str) -> None:
-        """Go on uncompiled, and say so once."""
-        self.given_up = reason
+    def disable(self, reason: str) -> None:
+        self.disabled = True
         log.info("Steps are not compiled: %s.", reason)
 
     def step_of_client(self, client: Client, index: int, x: Tensor, y: Tensor) -> Tensor:
-        return self.taken(client.round, lambda: self.single_of(client), lambda: client.train_on(index, x, y), index, x, y)
+        return self.step(client.round, lambda: self.single_of(client), lambda: client.train_on(index, x, y), index, x, y)
 
     def single_of(self, client: Client) -> Single:
-        """The tensors of a client that trains by itself; the same object for all steps of a round."""
+        """Return the tensors of a client that trains alone; the same object for all steps of a round."""
         if self.single is None or self.single.client is not client:
             self.single = Single(client)
         return self.single
 
     def step_of_stack(self, stack: Stack, index: int, x: Tensor, y: Tensor) -> Tensor:
-        return self.taken(stack.like.round, lambda: stack, lambda: stack.train_on(index, x, y), index, x, y)
+        return self.step(stack.like.round, lambda: stack, lambda: stack.train_on(index, x, y), index, x, y)
 
-    def taken(
-        self, number: int, rows: Callable[[], Rows], plainly: Callable[[], Tensor], index: int, x: Tensor, y: Tensor
+    def step(
+        self, number: int, rows_of: Callable[[], Rows], uncompiled: Callable[[], Tensor], index: int, x: Tensor, y: Tensor
     ) -> Tensor:
-        """A step, compiled where it can be and pays."""
-        if self.given_up:
-            return plainly()
-        if not self.demanded and not self.pays(number):
-            began = time.perf_counter()
-            losses = plainly()
-            self.spent.append(time.perf_counter() - began)
+        if self.disabled:
+            return uncompiled()
+        if not self.required and not self.saves_time(number):
+            start = time.perf_counter()
+            losses = uncompiled()
+            self.seconds.append(time.perf_counter() - start)
             return losses
-        made = rows()
-        traced = self.program(made, index, x, y)
-        return plainly() if traced is None else traced.run(made, index, x, y)
+        rows = rows_of()
+        traced = self.program(rows, index, x, y)
+        return uncompiled() if traced is None else traced.run(rows, index, x, y)
 
-    def pays(self, number: int) -> bool:
-        """Whether the planned steps repay compiling, judged after the first round by those that were taken in it."""
+    def saves_time(self, number: int) -> bool:
+        """Return True if compiling saves time, according to the steps of the first round; False during that round."""
         if self.programs:
             return True
         self.round = self.round or number
         if number == self.round:
             return False
-        measured = sorted(self.spent[STEPS_TO_WARM_UP:] or self.spent)
-        planned = measured[len(measured) // 2] * len(self.spent) * (self.bench.settings.rounds - number + 1)
-        if planned * SHARE_SAVED < SECONDS_TO_COMPILE:
-            self.give_up(
-                f"the {planned:.0f} s of steps that are planned would not repay about {SECONDS_TO_COMPILE:.0f} s of compiling"
+        measured = sorted(self.seconds[STEPS_TO_WARM_UP:] or self.seconds)
+        remaining = measured[len(measured) // 2] * len(self.seconds) * (self.bench.settings.rounds - number + 1)
+        if remaining * FRACTION_SAVED < SECONDS_TO_COMPILE:
+            self.disable(
+                f"the remaining steps take {remaining:.0f} s, too little to save the {SECONDS_TO_COMPILE:.0f} s of compiling"
             )
             return False
         return True
 
     def program(self, rows: Rows, index: int, x: Tensor, y: Tensor) -> Traced | None:
-        """The program for tensors of these shapes; None where such steps are better not compiled."""
+        """Return the program for tensors of these shapes; None if such steps are not compiled."""
         key = (rows.key, tuple(x.shape), x.dtype, tuple(y.shape))
         if key in self.programs:
             return self.programs[key]
         if len(self.programs) >= MAX_PROGRAMS:
             if len(self.programs) == MAX_PROGRAMS:
-                log.info("Steps of further shapes are not compiled: there are %d programs already.", MAX_PROGRAMS)
+                log.info("Steps of other shapes are not compiled: the limit of %d programs is reached.", MAX_PROGRAMS)
             self.programs[key] = None
             return None
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
-            self.programs[key] = traced = ready(rows, index, x, y)
+            self.programs[key] = traced = compile_step(rows, index, x, y)
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            if self.demanded:
+            if self.required:
                 raise ClientFailure(
                     f"--compile on: the training step of {self.bench.method} cannot be compiled: {reason}. Use --compile off."
                 ) from error
             self.programs[key] = None
-            self.give_up(f"the training step of {self.bench.method} cannot be ({reason})")
+            self.disable(f"the training step of {self.bench.method} cannot be compiled ({reason})")
             return None
-        seconds = time.perf_counter() - began
-        log.info("Compiled a training step for batches of %s in %.1f s; its last bits differ.", tuple(x.shape), seconds)
+        seconds = time.perf_counter() - start
+        log.info(
+            "Compiled a training step for batches of shape %s in %.1f s. Results differ in the last bits.", tuple(x.shape), seconds
+        )
         return traced
 
 
-def ready(rows: Rows, index: int, x: Tensor, y: Tensor) -> Traced:
-    """A compiled step: the whole of it, or else all but the method's rules for gradients and the update."""
+def compile_step(rows: Rows, index: int, x: Tensor, y: Tensor) -> Traced:
+    """Compile the whole step if possible, otherwise all of it except the gradient rules and the update."""
     try:
         whole = Traced(rows, index, x, y, whole=True)
         whole.warm_up(rows, x, y)
     except Exception as error:
         if not rows.bench.method.gradients:
             raise
-        log.info("The rules for gradients of %s are not compiled (%s); the rest is.", rows.bench.method, type(error).__name__)
+        log.info("Compiling the step without the gradient rules of %s (%s).", rows.bench.method, type(error).__name__)
     else:
         return whole
     part = Traced(rows, index, x, y, whole=False)
@@ -180,8 +178,6 @@ def ready(rows: Rows, index: int, x: Tensor, y: Tensor) -> Traced:
 
 
 class Traced:
-    """A training step as a program of torch's operations, compiled."""
-
     def __init__(self, rows: Rows, index: int, x: Tensor, y: Tensor, whole: bool) -> None:
         settings = rows.bench.settings
         self.whole = whole
@@ -190,17 +186,16 @@ class Traced:
         self.trained: list[str] = []
         with rows.timeless():
             graph = self.trace(rows, index, x, y)
-        self.compiled: Program = prepared_compiler(settings.threads)(graph)
+        self.compiled: Program = compile_graph(graph, settings.threads)
 
     def inputs(self, rows: Rows, x: Tensor, y: Tensor) -> tuple[Any, ...]:
-        """Everything the program reads, as a flat list of tensors."""
         values = {name: value.detach() for name, value in rows.parameters.items()}
         others = {name: value.detach() for name, value in rows.others.items()}
         lr = torch.tensor(rows.like.lr, dtype=x.dtype if x.is_floating_point() else torch.float32)
         return values, others, [leaf for leaf in rows.leaves if isinstance(leaf, Tensor)], self.buffers(rows), lr, x, y
 
     def buffers(self, rows: Rows) -> dict[str, Tensor]:
-        """SGD's momentum by parameter, zero before the first step."""
+        """Return the SGD momentum per parameter, which is zero before the first step."""
         if not self.updates or not self.momentum:
             return {}
         return {
@@ -210,7 +205,6 @@ class Traced:
         }
 
     def trace(self, rows: Rows, index: int, x: Tensor, y: Tensor) -> GraphModule:
-        """Run a step under the tracer; nothing is changed by it."""
         from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import
 
         flat, structure = pytree.tree_flatten(self.inputs(rows, x, y))
@@ -222,7 +216,7 @@ class Traced:
             given = [next(first) if isinstance(leaf, Tensor) else next(second) for leaf in rows.leaves]
             return self.one_step(rows, values, others, given, buffers, lr, index, images, labels)
 
-        # The second pass turns changes in place into values and one copy at the end, which is what the compiler is good at.
+        # The second pass replaces changes in place by new values and one copy at the end, which compile to faster code.
         first = make_fx(step)(*[value.clone() for value in flat])
         return make_fx(functionalize(first))(*[value.clone() for value in flat])
 
@@ -238,33 +232,32 @@ class Traced:
         x: Tensor,
         y: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The step as it is traced; returns the losses and, where they are used outside, the gradients."""
+        """Run the step to be traced. Return the losses, and the gradients if the program does not apply them."""
         free = {name: value.detach().requires_grad_(rows.parameters[name].requires_grad) for name, value in values.items()}
-        losses = rows.together(free, others, leaves, index, x, y)
-        wanted = [name for name, value in free.items() if value.requires_grad]
-        found = torch.autograd.grad(losses.sum(), [free[name] for name in wanted], allow_unused=True)
-        gradients = {name: slope for name, slope in zip(wanted, found, strict=True) if slope is not None}
+        losses = rows.all_losses(free, others, leaves, index, x, y)
+        names = [name for name, value in free.items() if value.requires_grad]
+        found = torch.autograd.grad(losses.sum(), [free[name] for name in names], allow_unused=True)
+        gradients = {name: gradient for name, gradient in zip(names, found, strict=True) if gradient is not None}
         self.trained = list(gradients)
         with torch.no_grad():
             if self.whole and rows.bench.method.gradients:
                 detached = {name: value.detach() for name, value in values.items()}
-                gradients = rows.ruled(detached, gradients, others, leaves, index, x, y)
+                gradients = rows.all_gradients(detached, gradients, others, leaves, index, x, y)
             if not self.updates:
                 return losses.detach(), gradients
-            for name, slope in gradients.items():
-                self.update(values[name], slope, buffers.get(name), lr)
+            for name, gradient in gradients.items():
+                self.update(values[name], gradient, buffers.get(name), lr)
         return losses.detach(), {}
 
-    def update(self, value: Tensor, slope: Tensor, buffer: Tensor | None, lr: Tensor) -> None:
-        """SGD, as torch's own does it."""
+    def update(self, value: Tensor, gradient: Tensor, buffer: Tensor | None, lr: Tensor) -> None:
+        """Apply the same update as torch.optim.SGD."""
         if self.decay:
-            slope = slope.add(value, alpha=self.decay)
+            gradient = gradient.add(value, alpha=self.decay)
         if buffer is not None:
-            slope = buffer.mul_(self.momentum).add_(slope)
-        value.sub_(lr * slope)
+            gradient = buffer.mul_(self.momentum).add_(gradient)
+        value.sub_(lr * gradient)
 
     def warm_up(self, rows: Rows, x: Tensor, y: Tensor) -> None:
-        """Compile now, on copies."""
         flat = pytree.tree_leaves(self.inputs(rows, x, y))
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             self.compiled(*[value.clone() for value in flat])
@@ -286,13 +279,12 @@ class Traced:
         return losses  # type: ignore[no-any-return]
 
 
-def prepared_compiler(threads: int) -> Callable[[GraphModule], Program]:
-    """Torch's compiler, with programs kept in the cache folder."""
+def compile_graph(graph: GraphModule, threads: int) -> Program:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder()))
     options: dict[str, str | int | bool | Callable[..., Any]] = {
-        "layout_optimization": False,  # channels-last makes convolutions of stacked clients slower
-        "fallback_random": True,  # dropout draws the numbers it would draw uncompiled
+        "layout_optimization": False,  # channels-last slows down convolutions of stacked clients
+        "fallback_random": True,  # dropout draws the same numbers as uncompiled
         "cpp.threads": threads,
         "compile_threads": 1,
     }
-    return lambda graph: torch.compile(graph, dynamic=False, options=options)
+    return torch.compile(graph, dynamic=False, options=options)

@@ -1,8 +1,7 @@
-"""The backend for many small clients: those with batches of equal sizes are stacked and trained in one program.
+"""The backend for many small clients: clients with equal batch sizes are stacked and trained together.
 
-Everything but the steps of training (receiving, hooks before and after, uploads, every other question) goes through the clients
-themselves, one by one, as in the ordinary way. Before a way of training is used it is tried on two clients, in double precision and
-on a copy: if the fused steps fail, or give other numbers than the ordinary ones, the run says which part of the method is to blame.
+Only the training steps are stacked; everything else runs client by client. The first training in each state is preceded by a trial with
+two clients, in double precision on a copy. If the stacked steps fail or compute different values, an error names the responsible part.
 """
 
 from __future__ import annotations
@@ -34,85 +33,81 @@ from polyfed.errors import Declined, NotFinite, SettingError
 
 log = logging.getLogger("polyfed")
 
-CLIENTS_TOGETHER = 50
-BYTES_TOGETHER = 1 << 30
+MAX_CLIENTS = 50
+MAX_BYTES = 1 << 30
 TRIAL_STEPS, TRIAL_BATCH = 3, 4
 TRIAL_TOLERANCE = 1e-6
 
 
 class Fused(InProcess):
-    """Stacks clients for the ordinary training question; whatever cannot be stacked goes the ordinary way."""
+    """Stacks clients for the standard training request, and runs all other requests client by client.
+
+    Attributes:
+        required: Raise an error if clients cannot be stacked.
+    """
 
     takes_groups = True
-    insists = True
+    required = True
 
     def __init__(self, bench: Workbench, clients: Collection[ClientData]) -> None:
         super().__init__(bench, clients)
-        self.unfit = why_model_cannot_be_fused(bench)
-        if self.unfit and self.insists:
+        self.unfit = model_problem(bench)
+        if self.unfit and self.required:
             raise SettingError(f"--backend fused: {self.unfit} Use --backend process.")
         self.verdicts: dict[Key, str] = {}
         self.largest: int | None = None
         self.compiled = compiled_steps(bench)
 
     def outcomes(self, request: Request, clients: Sequence[str]) -> Iterator[Outcome]:
-        """What comes of the question at each client; in training, groups of clients are worked out together."""
         if request.what != "train" or "train" in self.bench.method.answers:
             yield from super().outcomes(request, clients)
             return
         for group in self.groups(clients):
-            yield from self.outcomes_of(request, group)
+            yield from self.group_outcomes(request, group)
 
     def groups(self, clients: Sequence[str]) -> Iterator[Sequence[str]]:
-        """Neighbours with equal batch sizes, in even groups that fit into memory."""
-        alike: dict[tuple[int, ...], list[str]] = {}
+        by_sizes: dict[tuple[int, ...], list[str]] = {}
         for name in clients:
-            alike.setdefault(self.batch_sizes(name), []).append(name)
-        sized = [group for same in alike.values() for group in evenly(same, self.limit(same[0]) if len(same) > 1 else 1)]
-        # The order of replies is fixed; where sizes alternate, only neighbours can wait for each other.
-        if [name for group in sized for name in group] == list(clients):
-            yield from sized
+            by_sizes.setdefault(self.batch_sizes(name), []).append(name)
+        groups = [group for same in by_sizes.values() for group in evenly(same, self.max_clients(same[0]) if len(same) > 1 else 1)]
+        # The order of replies is fixed, so clients can be stacked only if the groups are consecutive.
+        if [name for group in groups for name in group] == list(clients):
+            yield from groups
         else:
             yield from ([name] for name in clients)
 
     def batch_sizes(self, name: str) -> tuple[int, ...]:
-        """The sizes of a client's batches in a round, which depend only on its number of samples."""
+        """Return a client's batch sizes in a round, which depend only on its number of samples."""
         settings, needs_two = self.bench.settings, bool(self.bench.batch_norms)
         count = len(self.data[name].train)
         return tuple(len(chunk) for chunk in batch_indices(count, settings, needs_two, torch.Generator(), name))
 
-    def limit(self, name: str) -> int:
-        """How many clients fit together, by the memory of one step."""
+    def max_clients(self, name: str) -> int:
         if self.largest is None:
-            self.largest = max(1, min(CLIENTS_TOGETHER, BYTES_TOGETHER // bytes_of_a_step(self.bench, self.data[name])))
+            self.largest = max(1, min(MAX_CLIENTS, MAX_BYTES // step_bytes(self.bench, self.data[name])))
         return self.largest
 
-    def outcomes_of(self, request: Request, group: Sequence[str]) -> Iterator[Outcome]:
-        """Train a group together, or one by one where that is all that can be done."""
+    def group_outcomes(self, request: Request, group: Sequence[str]) -> Iterator[Outcome]:
+        """Train a group together if possible, otherwise one client at a time."""
         if len(group) == 1:
             yield from super().outcomes(request, group)
             return
         try:
-            trainees = [self.begun(request, name) for name in group]
+            trainees = [Trainee(self.client(request, name, self.current_state(name)), request.payloads[name]) for name in group]
         except (NotFinite, Declined):
             trainees = []
         keys = {trainee.key for trainee in trainees}
-        if len(keys) != 1 or self.why_not(request, group, keys.pop()):
+        if len(keys) != 1 or self.fusing_problem(request, group, keys.pop()):
             yield from super().outcomes(request, group)
             return
         stack = Stack(trainees)
-        for place, (trainee, total, steps) in enumerate(self.trained(stack)):
-            yield self.ended(trainee, stack, place, total, steps)
+        for place, (trainee, total, steps) in enumerate(self.train(stack)):
+            yield self.end(trainee, stack, place, total, steps)
 
-    def begun(self, request: Request, name: str) -> Trainee:
-        return Trainee(
-            Client(self.data[name], self.bench, self.current_state(name), request.round, request.attempt), request.payloads[name]
-        )
-
-    def trained(self, stack: Stack) -> list[tuple[Trainee, Tensor, int]]:
+    def train(self, stack: Stack) -> list[tuple[Trainee, Tensor, int]]:
         return stack.train() if self.compiled is None else stack.train(functools.partial(self.compiled.step_of_stack, stack))
 
-    def ended(self, trainee: Trainee, stack: Stack, place: int, total: Tensor, steps: int) -> Outcome:
+    def end(self, trainee: Trainee, stack: Stack, place: int, total: Tensor, steps: int) -> Outcome:
         name = trainee.client.id
         try:
             payload = trainee.end(*stack.row(place), total, steps)
@@ -122,22 +117,26 @@ class Fused(InProcess):
             return Outcome(name, None, self.current_state(name), problem=str(error))
         return Outcome(name, payload, trainee.client.state, trainee.client.loss, validation=local_validation(trainee.client))
 
-    def why_not(self, request: Request, group: Sequence[str], key: Key) -> str:
-        """Why clients in this state cannot be fused; found out by a trial, once for each state. Before anything is trained it is an error."""
+    def fusing_problem(self, request: Request, group: Sequence[str], key: Key) -> str:
+        """Run a trial once per state, and return why such clients cannot be fused; empty if they can.
+
+        Raises:
+            SettingError: If fusing is required and the first trial fails.
+        """
         if key not in self.verdicts:
             first = not self.verdicts
             self.verdicts[key] = reason = trial(
                 self.bench, request, [(self.data[name], self.current_state(name)) for name in group[:2]]
             )
-            if reason and first and self.insists:
+            if reason and first and self.required:
                 raise SettingError(f"--backend fused: {reason} Use --backend process.")
             if reason:
-                log.warning("Round %d: clients are trained one by one from here on: %s", request.round, reason)
+                log.warning("Round %d: training such clients one by one from now on: %s", request.round, reason)
         return self.verdicts[key]
 
 
 def evenly(names: Sequence[str], largest: int) -> Iterator[Sequence[str]]:
-    """As few groups as possible, of sizes that differ by one at most."""
+    """Yield as few groups as possible, whose sizes differ by at most one."""
     count = math.ceil(len(names) / largest)
     small, more = divmod(len(names), count)
     start = 0
@@ -147,42 +146,42 @@ def evenly(names: Sequence[str], largest: int) -> Iterator[Sequence[str]]:
         start = end
 
 
-def why_model_cannot_be_fused(bench: Workbench) -> str:
-    """Why no client with this model can be stacked; empty when they may."""
-    own = next((slot for slot in ONE_BY_ONE if bench.method.fills(slot)), None)
-    if own is not None:
-        return f"{bench.method} decides the {own.replace('_', ' ')} of each client by itself, one client after the other."
+def model_problem(bench: Workbench) -> str:
+    """Return why clients with this model and method cannot be stacked; empty if they possibly can."""
+    slot = next((slot for slot in ONE_BY_ONE if bench.method.fills(slot)), None)
+    if slot is not None:
+        return f"{bench.method} defines a custom {slot.replace('_', ' ')}, which runs one client at a time."
     if bench.settings.layout == "channels_last":
-        return "--layout channels_last is for clients that train one by one."
+        return "--layout channels_last works only if clients train one by one."
     for path, module in bench.model.named_modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-            return f"{path} is dropout, whose random numbers would be others than when clients train one by one."
+            return f"{path} is a dropout layer, which would draw different random numbers for stacked clients."
     return ""
 
 
-def bytes_of_a_step(bench: Workbench, data: ClientData) -> int:
-    """What training one client takes: values, gradients, optimizer buffers, and what the forward pass keeps for the backward one."""
+def step_bytes(bench: Workbench, data: ClientData) -> int:
+    """Return the memory for training one client: values, gradients, optimizer buffers and saved activations."""
     model = copy.deepcopy(bench.model).train()
     x, _ = data.train.batch(torch.arange(min(len(data.train), bench.settings.batch_size)))
     saved: dict[int, int] = {}
 
-    def note(value: Tensor) -> Tensor:
+    def record(value: Tensor) -> Tensor:
         saved[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
         return value
 
-    with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
+    with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(record, lambda value: value):
         model(bench.preparation.for_testing(sent_to(x, bench.device)))
     state = sum(value.nbytes for value in bench.live.values())
     return state * (4 + len(bench.settings.optimizer_buffers)) + 2 * sum(saved.values())
 
 
-class Doubled(Preparation):
+class DoublePreparation(Preparation):
     def for_testing(self, x: Tensor) -> Tensor:
         return super().for_testing(x).double()
 
 
-def doubled(tree: Any) -> Any:
-    """The same with every floating-point tensor copied in double precision."""
+def to_double(tree: Any) -> Any:
+    """Copy a tree, with floating-point tensors in double precision."""
 
     def double(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -193,42 +192,41 @@ def doubled(tree: Any) -> Any:
 
 
 def trial_bench(bench: Workbench) -> Workbench:
-    """A copy of the bench in double precision, for a few small steps."""
-    few = dataclasses.replace(
+    settings = dataclasses.replace(
         bench.settings, local_steps=TRIAL_STEPS, batch_size=min(TRIAL_BATCH, bench.settings.batch_size), on_nan="stop"
     )
-    preparation = Doubled(bench.preparation.mean, bench.preparation.std, bench.preparation.augment)
+    preparation = DoublePreparation(bench.preparation.mean, bench.preparation.std, bench.preparation.augment)
     model = copy.deepcopy(bench.model).double()
-    return dataclasses.replace(bench, model=model, settings=few, preparation=preparation, initial=doubled(bench.initial))
+    return dataclasses.replace(bench, model=model, settings=settings, preparation=preparation, initial=to_double(bench.initial))
 
 
 def trial(bench: Workbench, request: Request, clients: Sequence[tuple[ClientData, ClientState]]) -> str:
-    """Train two clients for a few steps one by one and fused, on a copy; returns why the second way cannot be used, or nothing."""
+    """Train two clients for a few steps one by one and stacked, on copies. Return why they cannot be stacked; empty if they can."""
     pairs = []
-    for on in (trial_bench(bench), trial_bench(bench)):
-        states = [ClientState(*doubled((state.entries, state.memory))) for _, state in clients]
-        at_work = [
-            Client(data, on, state, request.round, request.attempt) for (data, _), state in zip(clients, states, strict=True)
+    for copied in (trial_bench(bench), trial_bench(bench)):
+        states = [ClientState(*to_double((state.entries, state.memory))) for _, state in clients]
+        trial_clients = [
+            Client(data, copied, state, request.round, request.attempt) for (data, _), state in zip(clients, states, strict=True)
         ]
-        sent = [request.payloads[client.id] for client in at_work]
-        payloads = [Payload(doubled(dict(payload.entries)), doubled(dict(payload.extras))) for payload in sent]
-        pairs.append(list(zip(at_work, payloads, strict=True)))
-    apart, together = pairs
-    wanted = [results(client, answer(client, "train", payload)) for client, payload in apart]
+        sent = [request.payloads[client.id] for client in trial_clients]
+        payloads = [Payload(to_double(dict(payload.entries)), to_double(dict(payload.extras))) for payload in sent]
+        pairs.append(list(zip(trial_clients, payloads, strict=True)))
+    separate, stacked = pairs
+    expected = [results(client, answer(client, "train", payload)) for client, payload in separate]
     try:
-        stack = Stack([Trainee(client, payload) for client, payload in together])
+        stack = Stack([Trainee(client, payload) for client, payload in stacked])
         found = [results(t.client, t.end(*stack.row(i), total, steps)) for i, (t, total, steps) in enumerate(stack.train())]
     except Exception as error:
-        return f"{part_to_blame(error, bench.method)}: {in_short(error)}."
-    different = next((name for a, b in zip(wanted, found, strict=True) for name in differences(a, b)), None)
+        reason = " ".join(str(error).split()).split(". ")[0].rstrip(".")[:200]
+        return f"{responsible_part(error, bench.method)}: {type(error).__name__}: {reason}."
+    different = next((name for a, b in zip(expected, found, strict=True) for name in differences(a, b)), None)
     if different is None:
         return ""
-    return f"{bench.method} trains other numbers when clients are stacked ({different})."
+    return f"{bench.method} computes different values if clients are stacked ({different})."
 
 
 def results(client: Client, payload: Payload) -> dict[str, Any]:
-    """Everything that a client's training has led to, by a name that tells where."""
-    # Uploads that a method rounds or thins out jump with the last bit; what they are made from is compared all the same.
+    # A difference in the last bit can change an upload that is rounded or sparsified, so its inputs are compared instead.
     tree = {
         "upload": {} if client.bench.method.uploads else dict(payload.entries),
         "extras": dict(payload.extras),
@@ -240,12 +238,12 @@ def results(client: Client, payload: Payload) -> dict[str, Any]:
     return {pytree.keystr(path): leaf for path, leaf in pytree.tree_flatten_with_path(tree)[0]}
 
 
-def differences(wanted: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
-    """Names of what differs by more than rounding."""
-    if wanted.keys() != found.keys():
+def differences(expected: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
+    """Yield the names of results that differ by more than rounding."""
+    if expected.keys() != found.keys():
         yield "other results"
         return
-    for name, value in wanted.items():
+    for name, value in expected.items():
         if isinstance(value, Tensor | float):
             a, b = torch.as_tensor(value, dtype=torch.float64), torch.as_tensor(found[name], dtype=torch.float64)
             if a.shape != b.shape or not float((a - b).norm()) <= TRIAL_TOLERANCE * max(float(a.norm()), 1e-3):
@@ -254,8 +252,8 @@ def differences(wanted: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
             yield name
 
 
-def part_to_blame(error: Exception, method: Method) -> str:
-    """Which part of the method an error came from, by the functions that were at work."""
+def responsible_part(error: Exception, method: Method) -> str:
+    """Return which part of the method raised the error, according to the stack trace."""
     running = []
     trace = error.__traceback__
     while trace is not None:
@@ -268,9 +266,3 @@ def part_to_blame(error: Exception, method: Method) -> str:
                 if any(frame.f_code is code or frame.f_locals.get("self") is hook for frame in running):
                     return f"{part.name} cannot train stacked clients in its {slot.replace('_', ' ')}"
     return f"{method} cannot train stacked clients"
-
-
-def in_short(error: Exception) -> str:
-    """The first sentence of an error."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text.split('. ')[0].rstrip('.')[:200]}"

@@ -1,4 +1,4 @@
-"""Clients of this process, swapped into one resident model, one after the other; also for finding mistakes, and where data are not here."""
+"""Backends that run the clients in this process, one after the other, in one resident model."""
 
 from __future__ import annotations
 
@@ -19,38 +19,39 @@ from polyfed.errors import ClientFailure, DataError, Declined, NotFinite
 class InProcess(StagingBackend):
     """The default backend.
 
-    ``takes_groups``: whether ``outcomes`` is faster the more clients it gets at once, as where they are trained together.
+    Attributes:
+        takes_groups: ``outcomes`` is faster for many clients at once, because they are trained together.
     """
 
     takes_groups = False
 
     def outcomes(self, request: Request, clients: Sequence[str]) -> Iterator[Outcome]:
         if request.together:
-            for group in self.scored_together(request, clients):
-                yield from self.scores_of(request, group)
+            for group in self.evaluation_groups(request, clients):
+                yield from self._evaluate(request, group)
             return
         for client in clients:
             yield self.outcome(request, client, self.current_state(client))
 
-    def scored_together(self, request: Request, clients: Sequence[str]) -> Iterator[Sequence[str]]:
-        """Groups of clients that are scored in one batch."""
+    def evaluation_groups(self, request: Request, clients: Sequence[str]) -> Iterator[Sequence[str]]:
+        """Yield groups of clients that are evaluated in one batch."""
         if clients:
             for group in neighbours([self.data[client] for client in clients], request.payloads[clients[0]].extras, self.bench):
                 yield [client.id for client in group]
 
-    def scores_of(self, request: Request, group: Sequence[str]) -> Iterator[Outcome]:
-        """Score a group in one batch, or one by one where that is all that can be done."""
+    def _evaluate(self, request: Request, group: Sequence[str]) -> Iterator[Outcome]:
+        """Evaluate a group in one batch if possible, otherwise one client at a time."""
         states = [self.current_state(client) for client in group]
-        at_work = [
-            Client(self.data[name], self.bench, state, request.round, request.attempt)
-            for name, state in zip(group, states, strict=True)
-        ]
-        answers = evaluate_together(at_work, request.payloads[group[0]]) or [None] * len(group)
-        for name, state, found in zip(group, states, answers, strict=True):
-            yield self.outcome(request, name, state) if found is None else Outcome(name, found, state)
+        clients = [self.client(request, name, state) for name, state in zip(group, states, strict=True)]
+        payloads = evaluate_together(clients, request.payloads[group[0]]) or [None] * len(group)
+        for name, state, payload in zip(group, states, payloads, strict=True):
+            yield self.outcome(request, name, state) if payload is None else Outcome(name, payload, state)
+
+    def client(self, request: Request, name: str, state: ClientState) -> Client:
+        return Client(self.data[name], self.bench, state, request.round, request.attempt)
 
     def outcome(self, request: Request, name: str, state: ClientState) -> Outcome:
-        client = Client(self.data[name], self.bench, state, request.round, request.attempt)
+        client = self.client(request, name, state)
         try:
             payload = answer(client, request.what, request.payloads[name])
         except Declined as error:
@@ -72,7 +73,7 @@ class Inputs:
 
 
 class Debug(InProcess):
-    """Slow and careful: autograd's anomaly detection is on, every loss is checked, and an error carries the inputs of what failed."""
+    """A slow backend for debugging: autograd detects anomalies, every loss is checked, and errors contain the failing inputs."""
 
     def __init__(self, bench: Workbench, clients: Collection[ClientData]) -> None:
         super().__init__(bench, clients)
@@ -88,12 +89,12 @@ class Debug(InProcess):
 
 
 class WithoutData(InProcess):
-    """Clients can be scored on other data and return what they keep. Any other question would need their own data, and is refused.
+    """A backend for runs whose training data is not available. Clients can only be evaluated on other data and return their entries.
 
     Args:
-        bench: the bench.
-        clients: placeholders without tests.
-        at_nodes: what clients keep stayed on their machines too; here are only marks of it.
+        bench: Model, method and settings of the run.
+        clients: Placeholders without test sets.
+        at_nodes: The client states stayed on the nodes as well, and the run folder contains only their hashes.
     """
 
     def __init__(self, bench: Workbench, clients: Collection[ClientData], at_nodes: bool = False) -> None:
@@ -103,8 +104,8 @@ class WithoutData(InProcess):
     def outcomes(self, request: Request, clients: Sequence[str]) -> Iterator[Outcome]:
         if request.what not in ("entries", "evaluate"):
             raise DataError(
-                f"{self.bench.method} has a question for its clients ({request.what}) that needs the data they trained on, which are not here. "
-                "Score the run where they are: polyfed evaluate RUN, without other DATA."
+                f"{self.bench.method} sends clients a request ({request.what}) that needs their training data, which is not available "
+                "here. Evaluate the run on a machine that has the data: polyfed evaluate RUN, without other DATA."
             )
         for client in clients:
             if request.what == "entries" or self.data[client].tests:
@@ -116,9 +117,9 @@ class WithoutData(InProcess):
     def state_of(self, client: str) -> ClientState:
         if not self.can_read(client):
             raise DataError(
-                f"What client {client} keeps stayed at its node, so its own model cannot be put together here. The newcomer's can "
-                "(--newcomer averaged or re-estimated), if the server left a newcomer.safetensors in the run folder; "
-                "flwr run APP --run-config 'out=\"RUN\" newcomer-model=true' lets it do so while the nodes are there."
+                f"The state of client {client} is stored at its node, so its model cannot be built here. The newcomer model can be "
+                "built (--newcomer averaged or re-estimated) if the run folder contains newcomer.safetensors. To save this file, run "
+                "flwr run APP --run-config 'out=\"RUN\" newcomer-model=true' while the nodes are connected."
             )
         return super().state_of(client)
 

@@ -1,8 +1,4 @@
-"""Memory that a process and its children share: tensors are copied into it once, and read where they lie.
-
-It is a file without a name, in memory only. It grows when it must; who reads it maps the new part when a tensor lies there.
-Trees of plain values and tensors are split into JSON with marks in place of the tensors, and put together again.
-"""
+"""Memory that a process shares with its children. Tensors are copied into it once and read in place."""
 
 from __future__ import annotations
 
@@ -19,14 +15,14 @@ from torch import Tensor
 from polyfed.trees import as_json, from_json
 
 ALIGNED = 64
-SMALLEST = 1 << 16
+MIN_BYTES = 1 << 16
 
 Json: TypeAlias = Any
 Mark: TypeAlias = dict[str, int]
 
 
 class Spot(NamedTuple):
-    """Where a tensor lies in shared memory. ``strides`` is None for the usual order of its values."""
+    """Location of a tensor in shared memory. ``strides`` is None if the tensor is contiguous."""
 
     start: int
     dtype: str
@@ -35,7 +31,7 @@ class Spot(NamedTuple):
 
 
 class SharedMemory:
-    """Shared memory that tensors are laid out in, one after the other, until it is cleared."""
+    """Tensors stored one after the other in an anonymous file in memory, until it is cleared."""
 
     def __init__(self) -> None:
         self.file = os.memfd_create("polyfed")
@@ -44,12 +40,12 @@ class SharedMemory:
         self.close = weakref.finalize(self, os.close, self.file)
 
     def clear(self) -> None:
-        """Let new tensors take the place of those that lie here."""
+        """Allow new tensors to overwrite the present ones."""
         self.used = 0
 
     def put(self, value: Tensor) -> Spot:
         if value.layout is not torch.strided:
-            raise TypeError(f"Only dense tensors can be sent, found the layout {value.layout}.")
+            raise TypeError(f"Only dense tensors can be sent, got layout {value.layout}.")
         strides = None if value.is_contiguous() else list(torch.empty_like(value, device="meta").stride())
         spot = Spot(self.used, str(value.dtype).removeprefix("torch."), list(value.shape), strides)
         self.view(spot).copy_(value.detach())
@@ -58,7 +54,7 @@ class SharedMemory:
         return spot
 
     def view(self, spot: Spot) -> Tensor:
-        """The tensor at a spot, where it lies."""
+        """Return the tensor at a spot without copying it."""
         dtype: torch.dtype = getattr(torch, spot.dtype)
         count = math.prod(spot.shape)
         if count == 0:
@@ -70,21 +66,21 @@ class SharedMemory:
         return flat if len(spot.shape) == 1 else flat.view(spot.shape)
 
     def _memory(self, end: int) -> mmap.mmap:
-        """The mapped memory, of at least this length. Views of an older, shorter mapping stay good: they are the same memory."""
+        """Return a mapping of at least this length. Views of an older, shorter mapping stay valid: the memory is the same."""
         if self.mapped is None or len(self.mapped) < end:
             size = os.fstat(self.file).st_size
             if size < end:
-                size = max(end + end // 2, SMALLEST)
+                size = max(end + end // 2, MIN_BYTES)
                 os.ftruncate(self.file, size)
             self.mapped = mmap.mmap(self.file, size)
         return self.mapped
 
 
-def parted(tree: Any, mark: Callable[[Tensor], Mark]) -> Json:
-    """A tree of plain values and tensors as JSON, with a mark in place of each tensor."""
+def to_json(tree: Any, mark: Callable[[Tensor], Mark]) -> Json:
+    """Convert a tree of plain values and tensors to JSON, with a mark instead of each tensor."""
     return as_json(tree, lambda value, _: mark(value))
 
 
-def joined(json_tree: Json, tensor: Callable[[str, int], Tensor]) -> Any:
-    """The tree that ``parted`` parted; ``tensor`` finds a tensor by its mark."""
+def to_tree(json_tree: Json, tensor: Callable[[str, int], Tensor]) -> Any:
+    """Convert JSON from ``to_json`` back to a tree. ``tensor`` returns the tensor of a mark."""
     return from_json(json_tree, lambda mark: tensor(*next(iter(mark.items()))))

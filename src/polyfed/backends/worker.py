@@ -1,8 +1,4 @@
-"""One worker: a forked process that holds the model and the data, answers for clients, and dies with its parent.
-
-Forking gives it everything the parent has, without importing or copying. What that brings along and must not be used twice is put
-aside first: signal handlers, log handlers, half-written output, the parent's ends of other lines, exit hooks.
-"""
+"""A worker: a forked process that has the model and the data, runs clients, and ends with its parent."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ import torch
 from torch import Tensor
 
 from polyfed.backends.client_store import ClientStore
-from polyfed.backends.shared_memory import Json, Mark, SharedMemory, Spot, joined, parted
+from polyfed.backends.shared_memory import Json, Mark, SharedMemory, Spot, to_json, to_tree
 from polyfed.core.rounds import TRAINING, Payload, Request
 from polyfed.core.workbench import ClientState
 from polyfed.errors import ClientFailure, PolyfedError
@@ -39,38 +35,36 @@ if TYPE_CHECKING:
 SET_PARENT_DEATH_SIGNAL = 1
 BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
-# A worker must not hold the parent's end of another's line open: its reader would never see the end of it.
+# A worker closes the parent's ends of the other pipes. Otherwise the other workers would not notice that the parent has ended.
 parent_ends: weakref.WeakSet[Connection] = weakref.WeakSet()
 
-# The parent's streams, in a child: what still lies in them is the parent's to write, and would be written if they were let go of.
+# References to the parent's streams. If a child deleted them, it would write the parent's buffered output a second time.
 inherited: list[TextIO] = []
 
-# Tensors that were sent, by id: how the parent calls them, and their version, by which a change in place shows. The tensor is stored too, so that its id stays its own.
+# Received tensors by id: the parent's mark, the version (to detect changes in place), and the tensor (so that its id is not reused).
 Marks: TypeAlias = dict[int, tuple[Mark, int, Tensor]]
 
 
 class Worker:
-    """A worker as its parent sees it."""
-
     def __init__(self, inner: InProcess, shared: SharedMemory) -> None:
         self.request, self.response = SharedMemory(), SharedMemory()
-        self.line, far_end = Pipe()
-        parent_ends.add(self.line)
+        self.pipe, far_end = Pipe()
+        parent_ends.add(self.pipe)
         self.owner = os.getpid()
-        self.pid = forked(lambda: WorkerLoop(inner, far_end, shared, self.request, self.response).serve())
+        self.pid = fork(lambda: WorkerLoop(inner, far_end, shared, self.request, self.response).serve())
         far_end.close()
         self.serial = -1
         self.known_spots = self.known_trees = 0
 
     def kill(self) -> None:
-        """Begin to end the process; it has nothing that could be lost. A process of another parent is not touched."""
+        """Kill the process, unless it has another parent. It has no state that could be lost."""
         if self.owner == os.getpid():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
     def end(self) -> str:
-        """End the process, if it has not ended itself, and say how it ended."""
-        self.line.close()
+        """End the process if it is still running, and return how it ended."""
+        self.pipe.close()
         self.request.close()
         self.response.close()
         if self.owner != os.getpid():
@@ -78,38 +72,37 @@ class Worker:
         self.kill()
         try:
             code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        except ChildProcessError:  # somebody else in this program waits for all children, or ignores SIGCHLD
+        except ChildProcessError:  # other code in this program waits for all children, or ignores SIGCHLD
             return "ended"
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def forked(work: Callable[[], None]) -> int:
-    """The id of a new process that does this work and nothing else."""
+def fork(work: Callable[[], None]) -> int:
+    """Start a process that only calls ``work``, and return its id."""
     _flush()
-    # The kernel tells a child when the thread that forked it ends; only the main thread lasts as long as the process.
+    # The kernel signals a child when the thread that forked it ends. Only the main thread lives as long as the process.
     dies_with_thread = threading.current_thread() is threading.main_thread()
     parent = os.getpid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
     try:
         with warnings.catch_warnings():
-            # Python warns of threads in general: torch uses one in the child, and log locks are made again.
+            # Python warns about forking with threads. This is safe here: the child uses one torch thread and new log locks.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            _be_child(work, parent if dies_with_thread else None, mask)
+            _run_child(work, parent if dies_with_thread else None, mask)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return pid
 
 
-def _be_child(work: Callable[[], None], parent: int | None, mask: set[int | signal.Signals]) -> NoReturn:
-    """Live as a child; nothing of the parent's program is ever returned to."""
+def _run_child(work: Callable[[], None], parent: int | None, mask: set[int | signal.Signals]) -> NoReturn:
     try:
         if parent is not None:
             ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(1)
-        _put_aside(mask)
+        _release_inherited(mask)
         work()
     except BaseException:
         os.write(2, f"polyfed: a worker process failed.\n{traceback.format_exc()}".encode())
@@ -118,48 +111,48 @@ def _be_child(work: Callable[[], None], parent: int | None, mask: set[int | sign
         os._exit(0)
 
 
-def _put_aside(mask: set[int | signal.Signals]) -> None:
-    """Give up what belongs to the parent."""
+def _release_inherited(mask: set[int | signal.Signals]) -> None:
+    """Release what belongs to the parent: signal handlers, its ends of other pipes, buffered output."""
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what a Ctrl-C means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     for end in list(parent_ends):
         end.close()
-    # Where memory runs out, a worker is lost rather than the parent. Not every machine lets a process say so.
+    # If memory runs out, the kernel kills a worker rather than the parent. Some systems do not permit this setting.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
     inherited.extend((sys.stdout, sys.stderr))
     sys.stdout, sys.stderr = _stream(1, sys.stdout), _stream(2, sys.stderr)
-    gc.freeze()  # what is here now is the parent's: looking through it would copy its memory
+    gc.freeze()  # collecting the parent's objects would copy their memory
     torch.set_num_threads(1)
 
 
 def _stream(number: int, before: TextIO) -> TextIO:
-    """A stream of its own to where the parent's leads; a program started without one has None in its place."""
+    """Open a separate stream to the same file descriptor; None if the program was started without this stream."""
     return before and open(number, "w", buffering=1, closefd=False, errors="backslashreplace")
 
 
 def _flush() -> None:
-    """Write out what was printed. Unlike the streams' own flush, print puts up with a stream that is None."""
+    """Flush both streams. Unlike their ``flush``, print accepts a stream that is None."""
     print(end="", flush=True)
     print(end="", file=sys.stderr, flush=True)
 
 
 class Notes(logging.Handler):
-    """Log records and warnings, collected for the parent, which shows them once and in order."""
+    """Collects log records and warnings for the parent, which shows them once and in order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.records: list[Json] = []
 
-    def listen(self) -> None:
-        """Take the place of all handlers."""
+    def install(self) -> None:
+        """Replace all log handlers and the handler of warnings."""
         known = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
         for logger in known:
             logger.handlers, logger.propagate = [], True
         logging.root.handlers = [self]
-        warnings.showwarning = self.warned
+        warnings.showwarning = self._add_warning
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
@@ -167,24 +160,19 @@ class Notes(logging.Handler):
             text += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip()
         self.records.append(["log", record.name, record.levelno, text, record.pathname, record.lineno])
 
-    def warned(
+    def _add_warning(
         self, message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
     ) -> None:
         self.records.append(["warning", class_name(category), 0, str(message), filename, lineno])
 
-    def taken(self) -> list[Json]:
-        """What was collected since the last time."""
-        records, self.records = self.records, []
-        return records
-
 
 class WorkerLoop:
-    """Reads what is asked, lets clients answer, and lays the answers out; runs in the worker."""
+    """Receives requests in the worker, runs the clients and sends their outcomes."""
 
     def __init__(
-        self, inner: InProcess, line: Connection, shared: SharedMemory, request: SharedMemory, response: SharedMemory
+        self, inner: InProcess, pipe: Connection, shared: SharedMemory, request: SharedMemory, response: SharedMemory
     ) -> None:
-        self.inner, self.line, self.shared, self.request, self.response = inner, line, shared, request, response
+        self.inner, self.pipe, self.shared, self.request, self.response = inner, pipe, shared, request, response
         self.notes = Notes()
         self.serial = -1
         self.shared_tensors: list[Tensor] = []
@@ -192,38 +180,37 @@ class WorkerLoop:
         self.shared_marks: Marks = {}
 
     def serve(self) -> None:
-        """Answer until the parent is gone."""
-        self.notes.listen()
+        self.notes.install()
         while True:
             try:
-                text = self.line.recv_bytes()
+                text = self.pipe.recv_bytes()
             except (EOFError, ConnectionError):
                 return
-            answer = self.answered(json.loads(text))
+            response = self.respond(json.loads(text))
             _flush()
             try:
-                self.line.send_bytes(json.dumps(answer).encode())
+                self.pipe.send_bytes(json.dumps(response).encode())
             except ConnectionError:
                 return
 
-    def answered(self, message: Json) -> Json:
-        """Let the clients of a message answer; a failure comes after the answers before it."""
+    def respond(self, message: Json) -> Json:
+        """Return the outcomes of a request, and the error after them if a client failed."""
         self.response.clear()
-        answer: dict[str, Any] = {"own": [], "outcomes": []}
+        response: dict[str, Any] = {"own": [], "outcomes": []}
         try:
-            request, states, marks = self.unpacked(message)
+            request, states, marks = self.unpack(message)
             self.inner.client_states, self.inner.staged = states, ClientStore()
             for outcome in self.inner.outcomes(request, list(states)):
-                answer["outcomes"].append(self.packed(request, outcome, marks, answer["own"]))
+                response["outcomes"].append(self.pack(request, outcome, marks, response["own"]))
         except Exception as error:
-            answer["error"] = [class_name(type(error)), str(error), traceback.format_exc()]
+            response["error"] = [class_name(type(error)), str(error), traceback.format_exc()]
         self.inner.client_states = {}
-        answer["notes"] = self.notes.taken()
-        return answer
+        response["notes"], self.notes.records = self.notes.records, []
+        return response
 
-    def unpacked(self, message: Json) -> tuple[Request, dict[str, ClientState], Marks]:
-        """What is asked of whom, what they keep, and by which marks the parent knows the tensors that were sent."""
-        serial, what, purpose, number, attempt, together = message["ask"]
+    def unpack(self, message: Json) -> tuple[Request, dict[str, ClientState], Marks]:
+        """Return the request, the client states, and the parent's marks of the received tensors."""
+        serial, what, purpose, number, attempt, together = message["request"]
         if serial != self.serial:
             self.serial, self.shared_tensors, self.shared_payloads, self.shared_marks = serial, [], [], {}
         for spot in message["spots"]:
@@ -236,15 +223,15 @@ class WorkerLoop:
         def tensor(kind: str, place: int) -> Tensor:
             return self.shared_tensors[place] if kind == "shared" else own[place]
 
-        self.shared_payloads += [Payload(*joined(tree, tensor)) for tree in message["trees"]]
+        self.shared_payloads += [Payload(*to_tree(tree, tensor)) for tree in message["trees"]]
         payloads, states = {}, {}
         for client, payload, state in message["clients"]:
-            payloads[client] = self.shared_payloads[payload] if isinstance(payload, int) else Payload(*joined(payload, tensor))
-            states[client] = ClientState() if state is None else ClientState(*joined(state, tensor))
+            payloads[client] = self.shared_payloads[payload] if isinstance(payload, int) else Payload(*to_tree(payload, tensor))
+            states[client] = ClientState() if state is None else ClientState(*to_tree(state, tensor))
         return Request(what, payloads, purpose, number, attempt, together), states, marks
 
-    def packed(self, request: Request, outcome: Outcome, marks: Marks, own: list[Spot]) -> Json:
-        """An outcome as JSON, its tensors laid out; those that were sent and are as they were are only named."""
+    def pack(self, request: Request, outcome: Outcome, marks: Marks, own: list[Spot]) -> Json:
+        """Convert an outcome to JSON. New or changed tensors are copied to shared memory; the others keep the parent's mark."""
 
         def mark(value: Tensor) -> Mark:
             known = marks.get(id(value))
@@ -254,40 +241,39 @@ class WorkerLoop:
             return {"own": len(own) - 1}
 
         try:
-            payload = None if outcome.payload is None else parted((outcome.payload.entries, outcome.payload.extras), mark)
-            keeps = request.purpose == TRAINING and outcome.payload is not None
-            state = parted((outcome.state.entries, outcome.state.memory), mark) if keeps else None
+            payload = None if outcome.payload is None else to_json((outcome.payload.entries, outcome.payload.extras), mark)
+            has_new_state = request.purpose == TRAINING and outcome.payload is not None
+            state = to_json((outcome.state.entries, outcome.state.memory), mark) if has_new_state else None
         except TypeError as error:
-            raise ClientFailure(f"Client {outcome.client}, round {request.round}, question {request.what!r}: {error}") from error
+            raise ClientFailure(f"Client {outcome.client}, round {request.round}, request {request.what!r}: {error}") from error
         return [outcome.client, payload, state, outcome.loss, outcome.problem, outcome.validation]
 
 
 class InWorker(Exception):
-    """What a worker's stack looked like when it failed."""
+    """The stack trace of a worker that failed."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 def class_name(kind: type) -> str:
-    """A name by which the other process finds a class."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def class_named(name: str, root: type) -> type | None:
-    """The class of this name at or below another one."""
-    waiting = [root]
-    while waiting:
-        kind = waiting.pop()
+def find_class(name: str, root: type) -> type | None:
+    """Return the class with this name among ``root`` and its subclasses."""
+    pending = [root]
+    while pending:
+        kind = pending.pop()
         if class_name(kind) == name:
             return kind
-        waiting += kind.__subclasses__()
+        pending += kind.__subclasses__()
     return None
 
 
-def failure(name: str, text: str, stack: str) -> Exception:
-    """A worker's error, as the class it was, where its text is enough to make it."""
-    kind = class_named(name, PolyfedError) or (class_named(name, Exception) if name.startswith("builtins.") else None)
+def rebuild_error(name: str, text: str, stack: str) -> Exception:
+    """Rebuild a worker's error in its original class if its message is sufficient, otherwise as a ClientFailure."""
+    kind = find_class(name, PolyfedError) or (find_class(name, Exception) if name.startswith("builtins.") else None)
     error: Exception
     try:
         error = kind(text) if kind is not None else ClientFailure(f"{name}: {text}")
@@ -297,12 +283,11 @@ def failure(name: str, text: str, stack: str) -> Exception:
     return error
 
 
-def show(note: Json, once: dict[Any, Any]) -> None:
-    """Log or warn in the parent what a worker noted."""
+def show(note: Json, registry: dict[Any, Any]) -> None:
     kind, name, level, text, file, line = note
     if kind == "log":
         logger = logging.getLogger(name)
         logger.handle(logger.makeRecord(name, level, file, line, text, (), None))
         return
-    category = class_named(name, Warning) or UserWarning
-    warnings.warn_explicit(text, category, file, line, registry=once)
+    category = find_class(name, Warning) or UserWarning
+    warnings.warn_explicit(text, category, file, line, registry=registry)

@@ -1,7 +1,7 @@
-"""The backend of worker processes: clients are trained in parallel, and their answers are passed on in the fixed order.
+"""The backend of worker processes: they run clients in parallel, and their replies arrive in the fixed order.
 
-The parent owns what clients keep, what is staged and what is committed, so checkpoints and digests are the same for any number
-of workers. A worker gets what was asked and what its clients keep, and returns what came of it; all tensors lie in shared memory.
+The parent stages and commits all client states, so checkpoints and digests do not depend on the number of workers. A worker receives a
+request and the states of its clients, and returns their outcomes. All tensors are in shared memory.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from polyfed.backends.base import Outcome, StagingBackend
 from polyfed.backends.in_process import InProcess
-from polyfed.backends.shared_memory import Json, Mark, SharedMemory, Spot, joined, parted
-from polyfed.backends.worker import Worker, failure, show
+from polyfed.backends.shared_memory import Json, Mark, SharedMemory, Spot, to_json, to_tree
+from polyfed.backends.worker import Worker, rebuild_error, show
 from polyfed.core.data_types import ClientData
 from polyfed.core.rounds import Payload, Request
 from polyfed.core.workbench import ClientState, Workbench
@@ -31,13 +31,13 @@ from polyfed.trees import tensors_in
 log = logging.getLogger("polyfed")
 T = TypeVar("T")
 
-DEATHS_ALLOWED = 3
-BYTES_AHEAD = 1 << 30
+MAX_DEATHS = 3
+MAX_BYTES_AHEAD = 1 << 30
 
 
 @dataclass
 class WorkerTask:
-    """Some clients that one worker answers for, and the tensors that were sent to it for them only."""
+    """Clients that one worker runs, and the tensors that were sent to this worker only."""
 
     place: int
     clients: Sequence[str]
@@ -45,13 +45,13 @@ class WorkerTask:
     deaths: int = 0
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         return f"client {self.clients[0]}" + (f" and {len(self.clients) - 1} others" if len(self.clients) > 1 else "")
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a worker answered for a group of clients: outcomes, then perhaps an error. ``size`` is its bytes of tensors."""
+    """A worker's response to a task: outcomes, and an error if a client failed. ``size`` is the bytes of its tensors."""
 
     outcomes: Sequence[Outcome] = ()
     notes: Sequence[Json] = ()
@@ -60,7 +60,7 @@ class Bundle:
 
 
 class Sending:
-    """One ask as it is sent to workers. What more than one client gets is laid out once, for all workers."""
+    """A request as it is sent to workers. Values for more than one client are copied once, for all workers."""
 
     def __init__(
         self, serial: int, request: Request, clients: Sequence[str], states: Mapping[str, ClientState], memory: SharedMemory
@@ -77,7 +77,7 @@ class Sending:
         memory.clear()
 
     def _tensors(self, clients: Sequence[str]) -> Iterator[Tensor]:
-        """Every tensor as often as it counts: that of a payload for many, twice."""
+        """Yield all tensors; those of a payload for several clients twice, so that they count as repeated."""
         for payload in {id(payload): payload for payload in self.payloads.values()}.values():
             for _ in range(2 if id(payload) in self.repeated_payloads else 1):
                 yield from tensors_in(payload.entries)
@@ -86,7 +86,7 @@ class Sending:
             yield from {id(value): value for value in tensors_in(self.states[client].memory)}.values()
 
     def mark(self, value: Tensor, task: WorkerTask, request: SharedMemory, own: list[Spot]) -> Mark:
-        """Lay a tensor out, for all workers or for this task, and say how it is called."""
+        """Copy a tensor to the memory of all workers or of this task, and return its mark."""
         if id(value) not in self.repeated:
             task.sent.append(value)
             own.append(request.put(value))
@@ -98,7 +98,6 @@ class Sending:
         return {"shared": self.places[id(value)]}
 
     def message(self, task: WorkerTask, worker: Worker) -> bytes:
-        """The message to a worker; what it knows of this ask already is left out."""
         if worker.serial != self.serial:
             worker.serial, worker.known_spots, worker.known_trees = self.serial, 0, 0
         own: list[Spot] = []
@@ -112,12 +111,12 @@ class Sending:
         try:
             for client in task.clients:
                 payload, state = self.payload(self.payloads[client], mark), self.states[client]
-                keeps = bool(state.entries or state.memory)
-                clients.append([client, payload, parted((state.entries, state.memory), mark) if keeps else None])
+                has_state = bool(state.entries or state.memory)
+                clients.append([client, payload, to_json((state.entries, state.memory), mark) if has_state else None])
         except TypeError as error:
-            raise ClientFailure(f"Round {request.round}, question {request.what!r} to {task.words}: {error}") from error
+            raise ClientFailure(f"Round {request.round}, request {request.what!r} to {task.label}: {error}") from error
         message = {
-            "ask": [self.serial, request.what, request.purpose, request.round, request.attempt, request.together],
+            "request": [self.serial, request.what, request.purpose, request.round, request.attempt, request.together],
             "spots": self.spots[worker.known_spots :],
             "trees": self.trees[worker.known_trees :],
             "own": own,
@@ -127,17 +126,16 @@ class Sending:
         return json.dumps(message).encode()
 
     def payload(self, payload: Payload, mark: Callable[[Tensor], Mark]) -> Json:
-        """A payload as JSON, or its number where several clients get the same one."""
         if id(payload) not in self.repeated_payloads:
-            return parted((payload.entries, payload.extras), mark)
+            return to_json((payload.entries, payload.extras), mark)
         if id(payload) not in self.tree_places:
-            self.trees.append(parted((payload.entries, payload.extras), mark))
+            self.trees.append(to_json((payload.entries, payload.extras), mark))
             self.tree_places[id(payload)] = len(self.trees) - 1
         return self.tree_places[id(payload)]
 
-    def received(self, answer: Json, task: WorkerTask, response: SharedMemory) -> Bundle:
-        """What a worker answered, copied out of shared memory."""
-        own = [response.view(Spot(*spot)).clone() for spot in answer["own"]]
+    def bundle(self, response: Json, task: WorkerTask, memory: SharedMemory) -> Bundle:
+        """Convert a worker's response, and copy its tensors out of shared memory."""
+        own = [memory.view(Spot(*spot)).clone() for spot in response["own"]]
 
         def tensor(kind: str, place: int) -> Tensor:
             return {"own": own, "sent": task.sent, "shared": self.shared}[kind][place]
@@ -145,20 +143,20 @@ class Sending:
         outcomes = [
             Outcome(
                 client,
-                None if payload is None else Payload(*joined(payload, tensor)),
-                self.states[client] if state is None else ClientState(*joined(state, tensor)),
+                None if payload is None else Payload(*to_tree(payload, tensor)),
+                self.states[client] if state is None else ClientState(*to_tree(state, tensor)),
                 loss,
                 problem,
                 validation,
             )
-            for client, payload, state, loss, problem, validation in answer["outcomes"]
+            for client, payload, state, loss, problem, validation in response["outcomes"]
         ]
-        error = failure(*answer["error"]) if "error" in answer else None
-        return Bundle(outcomes, answer["notes"], error, sum(value.nbytes for value in own))
+        error = rebuild_error(*response["error"]) if "error" in response else None
+        return Bundle(outcomes, response["notes"], error, sum(value.nbytes for value in own))
 
 
 def repeated(things: Iterable[T]) -> dict[int, T]:
-    """Those things that come more than once, by id; they are stored, so that no other can take their id."""
+    """Return the objects that occur more than once, by id. The reference to each object prevents reuse of its id."""
     seen: set[int] = set()
     found: dict[int, T] = {}
     for thing in things:
@@ -169,14 +167,14 @@ def repeated(things: Iterable[T]) -> dict[int, T]:
 
 
 class Workers(StagingBackend):
-    """A number of processes with one thread each, forked when there is something to do.
+    """Processes with one thread each, forked at the first request.
 
-    Each has a backend of its own (``base``), which answers for one client at a time, or for groups where that is its strength.
-    A worker that dies is replaced, and what it was doing is done again.
+    Each worker has a separate backend of class ``base``, which runs one client at a time, or groups if it takes groups.
+    A worker that dies is replaced, and its task is repeated.
     """
 
     def __init__(self, bench: Workbench, clients: Collection[ClientData], base: type[InProcess], count: int) -> None:
-        if reason := why_impossible(bench):
+        if reason := workers_problem(bench):
             raise SettingError(f"--workers {bench.settings.workers}: {reason} Use --workers 1.")
         self.inner = base(bench, clients)
         super().__init__(bench, clients)
@@ -184,7 +182,7 @@ class Workers(StagingBackend):
         self.workers: list[Worker] = []
         self.memory: SharedMemory | None = None
         self.serial = 0
-        self.at_work: dict[Worker, WorkerTask] = {}
+        self.running: dict[Worker, WorkerTask] = {}
         self.shown: dict[Any, Any] = {}
         self.finalizer = weakref.finalize(self, end_all, self.workers)
 
@@ -193,9 +191,9 @@ class Workers(StagingBackend):
         self.inner.replace_data(clients)
 
     def outcomes(self, request: Request, clients: Sequence[str]) -> Iterator[Outcome]:
-        self.end(list(self.at_work))
+        self.end(list(self.running))
         if any(worker.owner != os.getpid() for worker in self.workers):
-            self.close()  # this process is a copy, and the workers are those of the original
+            self.close()  # this process was forked, and the workers belong to its parent
         self.serial += 1
         if not clients:
             return
@@ -212,19 +210,18 @@ class Workers(StagingBackend):
                     raise bundle.error
         finally:
             if self.serial == sending.serial:
-                self.end(list(self.at_work))
+                self.end(list(self.running))
 
     def tasks(self, request: Request, clients: Sequence[str]) -> list[WorkerTask]:
-        """Clients one by one, or those that are scored together; to train, in as many groups as there are workers where the backend inside is made for groups."""
+        """Return one task per evaluation group, per client or, if the inner backend trains groups, per worker."""
         if request.together:
-            return [WorkerTask(place, group) for place, group in enumerate(self.inner.scored_together(request, clients))]
+            return [WorkerTask(place, group) for place, group in enumerate(self.inner.evaluation_groups(request, clients))]
         size = -(-len(clients) // self.count) if self.inner.takes_groups and request.what == "train" else 1
         groups = [clients[start : start + size] for start in range(0, len(clients), size)]
         return [WorkerTask(place, group) for place, group in enumerate(groups)]
 
     def free_worker(self) -> Worker | None:
-        """A worker with nothing to do, a new one where there may be more; None when all are busy."""
-        idle = [worker for worker in self.workers if worker not in self.at_work]
+        idle = [worker for worker in self.workers if worker not in self.running]
         if idle:
             return idle[0]
         if len(self.workers) == self.count:
@@ -234,21 +231,19 @@ class Workers(StagingBackend):
             self.workers.append(Worker(self.inner, self.memory))
         except OSError as error:
             raise ClientFailure(
-                f"Worker process {len(self.workers) + 1} of {self.count} cannot be started: {error.strerror}. Use fewer --workers."
+                f"Cannot start worker process {len(self.workers) + 1} of {self.count}: {error.strerror}. Use fewer --workers."
             ) from error
         return self.workers[-1]
 
     def end(self, workers: Collection[Worker]) -> None:
-        """End some workers, whatever they are doing."""
         for worker in workers:
             worker.kill()
         for worker in workers:
             self.workers.remove(worker)
-            self.at_work.pop(worker, None)
+            self.running.pop(worker, None)
             worker.end()
 
     def close(self) -> None:
-        """End all workers; the next ask starts new ones."""
         super().close()
         self.serial += 1
         self.end(list(self.workers))
@@ -258,7 +253,7 @@ class Workers(StagingBackend):
 
 
 class Turn:
-    """One ask at work: tasks are handed to whoever is free, and what came of them is given on in order."""
+    """Distributes the tasks of one request to idle workers and yields the responses in order."""
 
     def __init__(self, backend: Workers, sending: Sending, tasks: list[WorkerTask]) -> None:
         self.backend, self.sending, self.tasks = backend, sending, tasks
@@ -267,10 +262,10 @@ class Turn:
         self.stop = len(tasks)
 
     def bundles(self) -> Iterator[Bundle]:
-        """The answers, in order. Whenever one is fetched, workers that have finished get their next task first."""
+        """Yield the responses in order. Before each one, idle workers receive their next task."""
         for place in range(len(self.tasks)):
             if self.backend.serial != self.sending.serial:
-                raise ClientFailure("The replies to a question were read on after another was asked, or after the end of the run.")
+                raise ClientFailure("The replies to a request were read after a later request, or after the backend was closed.")
             self.collect(timeout=0)
             self.hand_out()
             while place not in self.ready:
@@ -279,91 +274,86 @@ class Turn:
             yield self.ready.pop(place)
 
     def hand_out(self) -> None:
-        """Give tasks to free workers, not too far ahead of what is fetched, and none behind a failure."""
-        while self.waiting and self.waiting[0] < self.stop and sum(b.size for b in self.ready.values()) <= BYTES_AHEAD:
+        """Send tasks to idle workers, but not too far ahead of the reader, and none after a failed task."""
+        while self.waiting and self.waiting[0] < self.stop and sum(b.size for b in self.ready.values()) <= MAX_BYTES_AHEAD:
             worker = self.backend.free_worker()
             if worker is None:
                 return
             task = self.tasks[heapq.heappop(self.waiting)]
-            self.backend.at_work[worker] = task
+            self.backend.running[worker] = task
             message = self.sending.message(task, worker)
             try:
-                worker.line.send_bytes(message)
+                worker.pipe.send_bytes(message)
             except OSError:
-                self.bury(worker)
+                self.replace(worker)
 
     def collect(self, timeout: float | None) -> None:
-        """Take in what workers have finished; wait for one of them where there is no timeout."""
-        by_line = {worker.line: worker for worker in self.backend.at_work}
-        for line in wait(list(by_line), timeout) if by_line else ():
-            worker = by_line[line]  # type: ignore[index]
+        """Receive the responses of workers that have finished. Without a timeout, wait for at least one."""
+        by_pipe = {worker.pipe: worker for worker in self.backend.running}
+        for pipe in wait(list(by_pipe), timeout) if by_pipe else ():
+            worker = by_pipe[pipe]  # type: ignore[index]
             try:
-                answer = json.loads(worker.line.recv_bytes())
+                response = json.loads(worker.pipe.recv_bytes())
             except (EOFError, OSError):
-                self.bury(worker)
+                self.replace(worker)
                 continue
-            task = self.backend.at_work.pop(worker)
-            self.settle(task, self.sending.received(answer, task, worker.response))
+            task = self.backend.running.pop(worker)
+            self.settle(task, self.sending.bundle(response, task, worker.response))
 
     def settle(self, task: WorkerTask, bundle: Bundle) -> None:
         self.ready[task.place] = bundle
         if bundle.error is not None:
             self.stop = min(self.stop, task.place)
 
-    def bury(self, worker: Worker) -> None:
-        """Let go of a worker that has died; its task is done again by another, but not for ever."""
-        task = self.backend.at_work.pop(worker)
+    def replace(self, worker: Worker) -> None:
+        """Remove a worker that has died, and repeat its task unless too many workers died of it."""
+        task, request = self.backend.running.pop(worker), self.sending.request
         self.backend.workers.remove(worker)
         how = worker.end()
         task.deaths += 1
-        if task.deaths == DEATHS_ALLOWED:
-            self.settle(task, Bundle(error=ClientFailure(deadly(self.sending.request, task, how))))
+        if task.deaths < MAX_DEATHS:
+            log.warning(
+                "Round %d: lost the worker process of %s (%s). Repeating its work in another process.",
+                request.round,
+                task.label,
+                how,
+            )
+            heapq.heappush(self.waiting, task.place)
             return
-        log.warning(
-            "Round %d: the worker process of %s was lost (%s). It is replaced, and the work done again.",
-            self.sending.request.round,
-            task.words,
-            how,
+        advice = (
+            "Memory probably ran out: use fewer --workers, a smaller --batch-size, or a smaller model."
+            if how.endswith("SIGKILL")
+            else "Run with --workers 1 to find the cause."
         )
-        heapq.heappush(self.waiting, task.place)
-
-
-def deadly(request: Request, task: WorkerTask, how: str) -> str:
-    """The sentence about a task that no worker survives."""
-    cause = (
-        "Most likely memory ran out: use fewer --workers, a smaller --batch-size, or a smaller model."
-        if how.endswith("SIGKILL")
-        else "Run with --workers 1 to see what happens."
-    )
-    who = task.words[0].upper() + task.words[1:]
-    return f"{who}, round {request.round}, question {request.what!r}: {task.deaths} worker processes were lost at it, the last one {how}. {cause}"
+        label = task.label[0].upper() + task.label[1:]
+        text = f"{label}, round {request.round}, request {request.what!r}: lost {task.deaths} worker processes, the last one {how}. {advice}"
+        self.settle(task, Bundle(error=ClientFailure(text)))
 
 
 def end_all(workers: list[Worker]) -> None:
-    """End workers whose backend is gone."""
     for worker in workers:
         worker.kill()
     while workers:
         workers.pop().end()
 
 
-def why_impossible(bench: Workbench) -> str:
-    """Why workers cannot be used; empty when they can."""
+def workers_problem(bench: Workbench) -> str:
+    """Return why worker processes cannot be used; empty if they can."""
     if not hasattr(os, "fork") or not hasattr(os, "memfd_create"):
-        return "worker processes share memory in a way that only Linux has."
+        return "worker processes need Linux."
     devices = sorted({value.device.type for value in bench.live.values()} | {bench.settings.device})
     if any(device not in ("cpu", "auto") for device in devices):
-        return f"worker processes train on the cpu only, and the model is trained on {', '.join(devices)}."
+        return f"worker processes train only on the CPU, but the model is on {', '.join(devices)}."
     if bench.settings.threads != 1:
-        return f"worker processes have one thread each, and --threads {bench.settings.threads} was asked for."
+        return f"worker processes have one thread each, which conflicts with --threads {bench.settings.threads}."
     return ""
 
 
-def worker_count(bench: Workbench, clients: int, wanted: str | None = None) -> int:
-    """How many processes the settings ask for, or are wanted; no more than there are clients."""
-    wanted = bench.settings.workers if wanted is None else wanted
-    if wanted != "auto":
-        return min(int(wanted), clients) if int(wanted) > 1 and clients > 1 else 1
-    if why_impossible(bench):
+def worker_count(bench: Workbench, clients: int, workers: str | None = None) -> int:
+    """Return the number of worker processes for ``workers`` (default: the setting), at most one per client."""
+    workers = bench.settings.workers if workers is None else workers
+    if workers != "auto":
+        return min(int(workers), clients) if int(workers) > 1 and clients > 1 else 1
+    if workers_problem(bench):
         return 1
     return min(len(os.sched_getaffinity(0)), clients)

@@ -16,7 +16,7 @@ from polyfed.core.part import Part
 from polyfed.core.workbench import Workbench
 from polyfed.errors import ModelError, OptionError
 from polyfed.models.layers.surgery import plain_batch_norm, replace_modules
-from polyfed.models.layers.ws_conv import description, plain_kind
+from polyfed.models.layers.ws_conv import geometry, plain_kind
 
 ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
 
@@ -142,7 +142,7 @@ def with_input_shift(layer: nn.Module) -> nn.Module:
     made: FixupConv2d | FixupLinear
     if isinstance(layer, nn.Conv2d):
         plain_kind(layer)
-        made = FixupConv2d(**description(layer), bias=layer.bias is not None)
+        made = FixupConv2d(**geometry(layer), bias=layer.bias is not None)
     else:
         assert isinstance(layer, nn.Linear)
         made = FixupLinear(layer.in_features, layer.out_features, layer.bias is not None)

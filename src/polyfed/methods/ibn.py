@@ -61,7 +61,9 @@ class ToIBN(Part):
             path: m for path, m in model.named_modules() if isinstance(m, MAPS) and m.num_features > 1 and path
         }
         if not candidates:
-            raise ModelError(f"ibn: {type(model).__name__} has no batch norm of maps to split. Use a model with batch norm.")
+            raise ModelError(
+                f"ibn: {type(model).__name__} has no batch norm of feature maps to split. Use a model with batch norm."
+            )
         chosen = self.chosen(model, candidates)
         replace_modules(model, chosen.__contains__, lambda norm: IBN(plain_batch_norm(norm, "ibn")))
         return model

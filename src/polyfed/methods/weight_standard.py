@@ -10,7 +10,7 @@ from polyfed.core.method import Facts, Method, register
 from polyfed.core.part import Part
 from polyfed.errors import ModelError
 from polyfed.models.layers.surgery import replace_modules
-from polyfed.models.layers.ws_conv import description, is_plain, plain_kind
+from polyfed.models.layers.ws_conv import geometry, is_plain, plain_kind
 
 EPS = 1e-5
 
@@ -68,7 +68,7 @@ class StandardiseWeights(Part):
                 "weight_standard: a convolution has a filter whose weights are all equal (possibly zero), so its standard deviation is 0. "
                 "Use another initialisation, or remove weight_standard."
             )
-        made = kind(**description(convolution), bias=convolution.bias is not None)
+        made = kind(**geometry(convolution), bias=convolution.bias is not None)
         made.weight, made.bias = convolution.weight, convolution.bias
         return made.train(convolution.training)
 

@@ -1,4 +1,4 @@
-"""Models by name: each file registers builders ``(classes, input_shape, **options) -> nn.Module``."""
+"""Registry of models: each file registers builders ``(classes, input_shape, **options) -> nn.Module``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from torch import nn
 from polyfed.registry import Registry
 
 models: Registry[nn.Module] = Registry(
-    "model", "polyfed.models", advice=" A function of your own is written module.path:function, such as my_models:net."
+    "model", "polyfed.models", advice=" For a custom model, write module.path:function, such as my_models:net."
 )
-"""``classes`` and ``input_shape`` (channels, height, width) are given by the run, other options by the text."""
+"""The run sets ``classes`` and ``input_shape`` (channels, height, width); the model expression sets the other options."""

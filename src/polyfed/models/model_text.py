@@ -1,4 +1,4 @@
-"""The text of a model: networks of libraries by their names, its variant with batch norm, and which images its weights want."""
+"""Model expressions: library networks, variants with batch norm, and weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WEIGHTS = "weights"
 
 
 def as_call(text: str) -> str:
-    """A network of a library as a call of its builder; every other text as it is.
+    """Convert a library network to a call of its builder, and return other expressions unchanged.
 
     >>> as_call("timm:resnet18d(pretrained=True)")
     'timm(name="resnet18d", pretrained=True)'
@@ -29,19 +29,19 @@ def as_call(text: str) -> str:
 
 
 def written_options(text: str) -> dict[str, Option]:
-    """The options that the text of a model writes, by their names; none where the model is code of the user's own."""
+    """Return the options in a model expression; empty for a custom model."""
     return models.options_in(as_call(text), SET_BY_RUN)
 
 
 def lacks_options(text: str) -> bool:
-    """Whether a model cannot be built from its text since options without a default are not written."""
+    """Return True if the expression omits an option that has no default."""
     parameters = models.find(read_call(as_call(text)).name).signature.parameters.values()
     needed = {each.name for each in parameters if each.default is each.empty} - set(SET_BY_RUN)
     return bool(needed - set(written_options(text)))
 
 
 def with_batch_norm(text: str) -> str:
-    """The variant of a model that has batch norm, where its file names the option and the text has another value; else the text as it is.
+    """Return the variant of a model with batch norm if the model declares one, otherwise the expression unchanged.
 
     >>> with_batch_norm("hfedf_cnn")
     'hfedf_cnn(norm="batch")'
@@ -59,7 +59,7 @@ def with_batch_norm(text: str) -> str:
 
 
 def images_of_weights(text: str | None) -> ImagesOfWeights | None:
-    """Which images the weights want that a text asks for; None where it asks for none."""
+    """Return the images that the weights in an expression were trained on; None if it has no weights."""
     if text is None:
         return None
     options = written_options(text)
@@ -69,13 +69,13 @@ def images_of_weights(text: str | None) -> ImagesOfWeights | None:
 
 
 def weights_file(text: str) -> str | None:
-    """The file of weights that a text names; None where it names none."""
+    """Return the weights file in an expression; None if it has none."""
     file = written_options(text).get(WEIGHTS)
     return file if isinstance(file, str) and file else None
 
 
 def with_absolute_weights(text: str) -> str:
-    """The text of a model whose file of weights is found from every working folder."""
+    """Make the path of the weights file absolute."""
     file = weights_file(text)
     if file is None or os.path.isabs(file):
         return text

@@ -1,8 +1,8 @@
-"""The networks that the papers train.
+"""The networks of the papers.
 
-FedWon, first used by FedBN: a CNN of six layers for digits (Table 5), AlexNet for Office-Caltech-10 and DomainNet (Table 6). FixBN on CIFAR-10: a LeNet
-(its paper gives no table, so this is the usual shape), and ResNet-20 (He et al. 2016, section 4.2). hFedF: the client CNN (Table 7), and the
-auto-encoder whose latent vectors can serve as client embeddings (Table 9).
+FedWon and FedBN: a six-layer CNN for digits (Table 5), and AlexNet for Office-Caltech-10 and DomainNet (Table 6). FixBN: a LeNet in its
+usual form (the paper has no table), and ResNet-20 (He et al. 2016, section 4.2). hFedF: the client CNN (Table 7), and the auto-encoder
+whose latent vectors can be used as client embeddings (Table 9).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from polyfed.models import models
 
 
 class Headed(nn.Module):
-    """A body that makes flat features, and the linear layer that turns them into logits."""
+    """A body that computes flat features, and a linear head."""
 
     def __init__(self, body: OrderedDict[str, nn.Module], head: nn.Linear) -> None:
         super().__init__()
@@ -27,40 +27,32 @@ class Headed(nn.Module):
         self.head = head
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits, shape (n, classes)."""
         logits: Tensor = self.head(self.body(x))
         return logits
 
     def get_classifier(self) -> nn.Linear:
-        """The layer that makes the logits (timm's name for it)."""
+        """Return the head; the method name is timm's."""
         return self.head
 
 
-def need_size(model: str, input_shape: tuple[int, int, int], least: int) -> None:
-    """Refuse images smaller than the layers can halve."""
+def need_size(model: str, input_shape: tuple[int, int, int], minimum: int) -> None:
     _, height, width = input_shape
-    if min(height, width) < least:
+    if min(height, width) < minimum:
         raise ModelError(
-            f"{model} needs images of at least {least}x{least} pixels, found {height}x{width}. Use larger images or another model."
+            f"{model} needs images of at least {minimum}x{minimum} pixels, got {height}x{width}. Use larger images or another model."
         )
 
 
 def need_choice(model: str, option: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuse a value that is not among the choices."""
     if value not in choices:
-        raise OptionError(f"{model}: {option} is {value!r}; it must be one of: {', '.join(choices)}.")
-
-
-def norm_or_not(norm: str, channels: int) -> list[nn.Module]:
-    """Batch norm over the channels, or nothing."""
-    return [nn.BatchNorm2d(channels)] if norm == "batch" else []
+        raise OptionError(f"{model}: {option} must be one of {', '.join(choices)}, got {value!r}.")
 
 
 VARIANTS = ("fedwon", "fedbn_original")
 
 
 def six_layer_cnn(classes: int, input_shape: tuple[int, int, int], variant: str = "fedwon") -> nn.Module:
-    """Three 5x5 convolutions with batch norm and three linear layers; 14,214,090 parameters at 28x28 and 10 classes.
+    """Three 5x5 convolutions with batch norm and three linear layers; 14,214,090 parameters for 28x28 pixels and 10 classes.
 
     Args:
         classes: Number of classes.
@@ -104,7 +96,7 @@ POOLED_AFTER = (1, 2, 5)
 
 
 def alexnet_fedwon(classes: int, input_shape: tuple[int, int, int], variant: str = "fedwon") -> nn.Module:
-    """AlexNet with batch norm after each convolution; 57,047,114 parameters with 10 classes at any image size from 63.
+    """AlexNet with batch norm after each convolution; 57,047,114 parameters for 10 classes and any image size from 63.
 
     Args:
         classes: Number of classes.
@@ -139,7 +131,7 @@ def lenet(classes: int, input_shape: tuple[int, int, int], norm: str = "batch") 
     Args:
         classes: Number of classes.
         input_shape: Channels, height and width of an image.
-        norm: "batch" after each convolution, or "none". Other norms are put in by a method's surgery.
+        norm: "batch" after each convolution, or "none". Methods such as group_norm replace batch norm by other norms.
     """
     need_choice("lenet", "norm", norm, ("batch", "none"))
     need_size("lenet", input_shape, 16)
@@ -147,28 +139,24 @@ def lenet(classes: int, input_shape: tuple[int, int, int], norm: str = "batch") 
     body: OrderedDict[str, nn.Module] = OrderedDict()
     for number, (fan_in, fan_out) in enumerate([(channels, 6), (6, 16)], start=1):
         body[f"conv{number}"] = nn.Conv2d(fan_in, fan_out, 5)
-        for layer in norm_or_not(norm, fan_out):
-            body[f"bn{number}"] = layer
+        if norm == "batch":
+            body[f"bn{number}"] = nn.BatchNorm2d(fan_out)
         body[f"relu{number}"] = nn.ReLU()
         body[f"pool{number}"] = nn.MaxPool2d(2)
     body["flatten"] = nn.Flatten()
-    flat = 16 * _after_two_blocks(height) * _after_two_blocks(width)
+    # Each side after two unpadded 5x5 convolutions with pooling.
+    flat = 16 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
     for number, (fan_in, fan_out) in enumerate([(flat, 120), (120, 84)], start=3):
         body[f"fc{number}"] = nn.Linear(fan_in, fan_out)
         body[f"relu{number}"] = nn.ReLU()
     return Headed(body, nn.Linear(84, classes))
 
 
-def _after_two_blocks(side: int) -> int:
-    """The side of an image after two unpadded 5x5 convolutions with pooling."""
-    return ((side - 4) // 2 - 4) // 2
-
-
 models.add(lenet, batch_norm={"norm": "batch"})
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with batch norm, added to a shortcut that subsamples and pads channels with zeros."""
+    """Two 3x3 convolutions with batch norm, and a shortcut that subsamples and pads with zero channels."""
 
     def __init__(self, fan_in: int, fan_out: int, stride: int) -> None:
         super().__init__()
@@ -182,17 +170,16 @@ class BasicBlock(nn.Module):
         self.added = fan_out - fan_in
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features, with half the side if the stride is 2."""
         change = self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(x)))))
         shortcut = x[:, :, :: self.stride, :: self.stride]
-        # Half of the new channels goes before the old ones, half after, so that no position is favoured.
+        # Half of the new channels are inserted before the old ones, half after them.
         shortcut = F.pad(shortcut, (0, 0, 0, 0, self.added // 2, self.added - self.added // 2))
         out: Tensor = self.relu2(change + shortcut)
         return out
 
 
 def resnet20(classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
-    """ResNet-20 with 16, 32 and 64 channels and 19 batch norms; 269,722 parameters with 10 classes.
+    """ResNet-20 with 16, 32 and 64 channels and 19 batch norms; 269,722 parameters for 10 classes.
 
     Args:
         classes: Number of classes.
@@ -221,9 +208,9 @@ models.add(resnet20)
 
 
 class Inception(nn.Module):
-    """1x1, 3x3 and 5x5 convolutions side by side with a max-pool that passes its input; adds 112 channels.
+    """Parallel 1x1, 3x3 and 5x5 convolutions and max pooling; adds 112 channels.
 
-    The paper gives only the channels (64 to 176 to 288); this is the plain module they add up for.
+    The paper specifies only the channels (64, 176, 288), which this plain inception module matches.
     """
 
     def __init__(self, fan_in: int, norm: str) -> None:
@@ -234,16 +221,15 @@ class Inception(nn.Module):
         self.pool = nn.MaxPool2d(3, 1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features with 112 channels more, same height and width."""
         return torch.cat([self.branch1(x), self.branch3(x), self.branch5(x), self.pool(x)], dim=1)
 
 
 def hfedf_cnn(classes: int, input_shape: tuple[int, int, int], norm: str = "none") -> nn.Module:
-    """The client CNN of hFedF; 928,199 parameters with 7 classes.
+    """The client CNN of hFedF; 928,199 parameters for 7 classes.
 
     Args:
         classes: Number of classes.
-        input_shape: Channels, height and width of an image; the paper's are 32x32.
+        input_shape: Channels, height and width of an image; 32x32 pixels in the paper.
         norm: "none" as in the paper, or "batch" after each convolution.
     """
     need_choice("hfedf_cnn", "norm", norm, ("none", "batch"))
@@ -268,17 +254,16 @@ def hfedf_cnn(classes: int, input_shape: tuple[int, int, int], norm: str = "none
 
 
 def _convolution(fan_in: int, fan_out: int, kernel: int, norm: str) -> nn.Module:
-    """A convolution that keeps the size, with its norm if there is one."""
+    """Build a convolution that preserves the image size, optionally with batch norm."""
     convolution = nn.Conv2d(fan_in, fan_out, kernel, padding=kernel // 2)
-    norms = norm_or_not(norm, fan_out)
-    return nn.Sequential(convolution, *norms) if norms else convolution
+    return nn.Sequential(convolution, nn.BatchNorm2d(fan_out)) if norm == "batch" else convolution
 
 
 models.add(hfedf_cnn, batch_norm={"norm": "batch"}, trains_with=TrainsWith(lr=0.002))
 
 
 class AutoEncoder(nn.Module):
-    """Images in [0, 1] to a latent vector and back.
+    """Encodes images in [0, 1] as latent vectors and decodes them.
 
     Args:
         input_shape: Channels, height and width of an image; height and width must be multiples of 4.
@@ -289,9 +274,9 @@ class AutoEncoder(nn.Module):
         super().__init__()
         channels, height, width = input_shape
         if height % 4 or width % 4 or min(height, width) < 4:
-            raise ModelError(f"hfedf_autoencoder needs image sides that are multiples of 4, found {height}x{width}.")
+            raise ModelError(f"hfedf_autoencoder needs image sides that are multiples of 4, got {height}x{width}.")
         if latent < 1:
-            raise OptionError(f"hfedf_autoencoder: latent is {latent}; it must be at least 1.")
+            raise OptionError(f"hfedf_autoencoder: latent must be at least 1, got {latent}.")
         small = (32, height // 4, width // 4)
         flat = 32 * (height // 4) * (width // 4)
         self.encoder = nn.Sequential(
@@ -314,23 +299,21 @@ class AutoEncoder(nn.Module):
         )
 
     def encode(self, x: Tensor) -> Tensor:
-        """Latent vectors, shape (n, latent)."""
         vectors: Tensor = self.encoder(x)
         return vectors
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images made again from their latent vectors, in [0, 1]."""
         images: Tensor = self.decoder(self.encoder(x))
         return images
 
 
 def hfedf_autoencoder(classes: int, input_shape: tuple[int, int, int], latent: int = 1) -> nn.Module:
-    """The auto-encoder of hFedF; it makes images, not logits.
+    """The auto-encoder of hFedF. It outputs images, not logits.
 
     Args:
         classes: Not used.
         input_shape: Channels, height and width of an image.
-        latent: Length of the latent vector, the embedding's dimension.
+        latent: Length of the latent vector and so of the client embedding.
     """
     return AutoEncoder(input_shape, latent)
 

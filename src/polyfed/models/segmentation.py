@@ -1,4 +1,4 @@
-"""Networks for segmentation: a small U-Net, and DeepLabV3+ from segmentation-models-pytorch; no weights are fetched."""
+"""Networks for segmentation with random weights: a small U-Net, and DeepLabV3+ from segmentation-models-pytorch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polyfed.models import models
 
 
 def padded_to(x: Tensor, multiple: int) -> Tensor:
-    """Images with zeros at the right and below, so that both sides are multiples of a number."""
+    """Pad images with zeros at the right and bottom to multiples of a number."""
     below, right = (-side % multiple for side in x.shape[-2:])
     return functional.pad(x, (0, right, 0, below)) if below or right else x
 
@@ -23,9 +23,9 @@ STRIDE = 8
 
 
 class SmallUNet(nn.Module):
-    """Three halvings and three doublings with a bridge at each size (Ronneberger et al. 2015, far smaller), and a 1x1 head.
+    """A U-Net (Ronneberger et al. 2015) with three levels, skip connections and a 1x1 head.
 
-    Images of any size are padded to a multiple of 8, and the logits cut back.
+    Images of any size are padded to a multiple of 8, and the logits are cropped.
     """
 
     def __init__(self, classes: int, channels: int = 3, width: int = 16) -> None:
@@ -38,15 +38,14 @@ class SmallUNet(nn.Module):
         self.head = nn.Conv2d(width, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits, shape (n, classes, height, width)."""
         height, width = x.shape[-2:]
         sizes = [self.enter(padded_to(x, STRIDE))]
         for shrink in self.down:
             sizes.append(shrink(sizes[-1]))
-        found = sizes.pop()
+        features = sizes.pop()
         for grow in self.up:
-            found = grow(torch.cat([self.enlarge(found), sizes.pop()], dim=1))
-        logits: Tensor = self.head(found[..., :height, :width])
+            features = grow(torch.cat([self.enlarge(features), sizes.pop()], dim=1))
+        logits: Tensor = self.head(features[..., :height, :width])
         return logits
 
 
@@ -62,10 +61,10 @@ def small_unet(classes: int, input_shape: tuple[int, int, int], width: int = 16)
     Args:
         classes: Number of classes.
         input_shape: Channels, height and width of an image.
-        width: Channels at full size; deeper ones have up to four times as many.
+        width: Channels at full resolution; deeper levels have up to four times as many.
     """
     if width < 1:
-        raise ModelError(f"small_unet: width is {width}; it must be at least 1.")
+        raise ModelError(f"small_unet: width must be at least 1, got {width}.")
     return SmallUNet(classes, input_shape[0], width)
 
 
@@ -77,20 +76,19 @@ STRIDES = (8, 16)
 
 
 class DeepLabV3Plus(nn.Module):
-    """The network of segmentation-models-pytorch, for images of any size: they are padded to a multiple of 16, and the logits cut back."""
+    """DeepLabV3+ for images of any size: they are padded to a multiple of 16, and the logits are cropped."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
 
     def get_classifier(self) -> nn.Module:
-        """The convolution that makes the logits; what comes after it only enlarges them."""
+        """Return the convolution that computes the logits; the layers after it only resize them."""
         head: Any = self.network.segmentation_head
         layer: nn.Module = head[0]
         return layer
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits, shape (n, classes, height, width)."""
         height, width = x.shape[-2:]
         logits: Tensor = self.network(padded_to(x, 16))
         return logits[..., :height, :width]
@@ -106,18 +104,17 @@ def deeplabv3plus(
         input_shape: Channels, height and width of an image.
         encoder: mobilenet_v2, resnet18, resnet34, resnet50 or resnet101.
         stride: Output stride of the encoder, 8 or 16.
-        dropout: Share of the pyramid's features that is dropped in training.
+        dropout: Dropout probability in the spatial pyramid.
     """
     if encoder not in ENCODERS:
         raise ModelError(f"deeplabv3plus has no encoder {encoder!r}. {nearest(encoder, ENCODERS)}")
     if stride not in STRIDES or not 0 <= dropout < 1:
-        raise ModelError(f"deeplabv3plus: stride is {stride} and dropout {dropout}; they take 8 or 16, and 0 or more below 1.")
+        raise ModelError(f"deeplabv3plus: stride must be 8 or 16 and dropout in [0, 1), got stride={stride}, dropout={dropout}.")
     try:
         from segmentation_models_pytorch import DeepLabV3Plus as Network
     except ImportError as error:
         raise MissingExtra(
-            "DeepLabV3+ needs segmentation-models-pytorch. Install it with: pip install 'polyfed[segmentation]'. "
-            "The model small_unet needs nothing."
+            "DeepLabV3+ needs segmentation-models-pytorch. Install it with: pip install 'polyfed[segmentation]', or use small_unet."
         ) from error
     network = Network(
         encoder_name=encoder,

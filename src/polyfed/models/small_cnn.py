@@ -1,4 +1,4 @@
-"""A small convolutional network with batch normalisation, quick on one processor core."""
+"""A small convolutional network with batch norm that is fast on one CPU core."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from torch import Tensor, nn
 from polyfed.errors import ModelError
 from polyfed.models import models
 
-SMALLEST_SIDE = 16
+MIN_SIDE = 16
 _GRID = 4
 
 
 class SmallCNN(nn.Module):
-    """Three blocks (convolution that halves, batch normalisation, ReLU), a 4x4 grid of features, a linear head.
+    """Three blocks (strided convolution, batch norm, ReLU), a 4x4 feature grid and a linear head.
 
-    The blocks have ``width // 2``, ``width`` and ``2 * width`` channels. The convolutions halve the
-    picture themselves, which takes a third of the time of pooling after full-size ones. The grid keeps
-    where things are: a mean over all places learns far less from a few hundred digits in as many steps.
+    The blocks have ``width // 2``, ``width`` and ``2 * width`` channels. Strided convolutions take a third of the time of full-size
+    convolutions with pooling. The grid preserves positions: with global average pooling, the network learns far less from a few
+    hundred digits.
     """
 
     def __init__(self, classes: int, channels: int = 3, width: int = 32) -> None:
@@ -28,7 +28,6 @@ class SmallCNN(nn.Module):
         self.head = nn.Linear(2 * width * _GRID**2, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits, shape (n, classes)."""
         features = self.pool(self.block3(self.block2(self.block1(x)))).flatten(1)
         logits: Tensor = self.head(features)
         return logits
@@ -43,20 +42,21 @@ def _block(channels_in: int, channels_out: int, kernel: int) -> nn.Sequential:
 
 
 def small_cnn(classes: int, input_shape: tuple[int, int, int], width: int = 32) -> nn.Module:
-    """A batch-norm network of three convolutions for small images: 34,714 parameters for ten classes in colour.
+    """Three convolutions with batch norm for small images; 34,714 parameters for ten classes and RGB images.
 
     Args:
         classes: Number of classes.
-        input_shape: Channels, height, width of an input; height and width at least 16.
-        width: Channels of the middle block; the first has half, the last has twice as many.
+        input_shape: Channels, height and width of an image; height and width at least 16.
+        width: Channels of the middle block. The first block has half as many, the last twice as many.
     """
     channels, height, across = input_shape
-    if min(height, across) < SMALLEST_SIDE:
+    if min(height, across) < MIN_SIDE:
         raise ModelError(
-            f"small_cnn halves its input three times: inputs are {height}x{across}, at least {SMALLEST_SIDE}x{SMALLEST_SIDE} works."
+            f"small_cnn needs images of at least {MIN_SIDE}x{MIN_SIDE} pixels, got {height}x{across}. "
+            "Use larger images or another model."
         )
     if width < 2:
-        raise ModelError(f"small_cnn: width is {width}; at least 2 works, as the first block has half of it.")
+        raise ModelError(f"small_cnn: width must be at least 2, got {width}.")
     return SmallCNN(classes, channels, width)
 
 

@@ -1,7 +1,4 @@
-"""Weights from elsewhere: read without running anything that is in a file, put into a network, and what images they want.
-
-A run that is opened again has weights of its own. Inside ``weights_left_out`` networks are built as for their weights, and none are read.
-"""
+"""Pretrained weights: read them without running code, load them into a network, and adapt its input channels."""
 
 from __future__ import annotations
 
@@ -24,95 +21,95 @@ from polyfed.errors import ModelError
 COUNTER = "num_batches_tracked"
 RGB = 3
 
-_left_out: ContextVar[bool] = ContextVar("weights left out", default=False)
+_skipped: ContextVar[bool] = ContextVar("weights skipped", default=False)
 
 
 @dataclass(frozen=True)
 class ImagesOfWeights:
-    """The images that weights were trained on: their side, and the mean and spread by which their channels were normalised."""
+    """Side and per-channel normalisation of the images that weights were trained on."""
 
     side: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and spread for images of these channels; where there are not three, each channel gets the means of the three values."""
+        """Return mean and standard deviation per channel; the averages over RGB if there are not three channels."""
         if channels == len(self.mean):
             return self.mean, self.std
         return ((sum(self.mean) / len(self.mean),) * channels, (sum(self.std) / len(self.std),) * channels)
 
 
 @contextmanager
-def weights_left_out() -> Iterator[None]:
-    """Read no weights inside the block: those of a run take their place."""
-    token = _left_out.set(True)
+def weights_skipped() -> Iterator[None]:
+    """Build networks without reading their pretrained weights inside the block, because a run replaces them by its weights."""
+    token = _skipped.set(True)
     try:
         yield
     finally:
-        _left_out.reset(token)
+        _skipped.reset(token)
 
 
-def are_read() -> bool:
-    """Whether weights that a text asks for are read."""
-    return not _left_out.get()
+def loads_weights() -> bool:
+    return not _skipped.get()
 
 
-def read_weights(file: str, asked_by: str) -> dict[str, Tensor]:
-    """The tensors of a file, ``.safetensors`` or written by ``torch.save``; nothing in it is run.
+def read_weights(file: str, model: str) -> dict[str, Tensor]:
+    """Read tensors from a ``.safetensors`` file or a file written by ``torch.save``, without running code in it.
 
     Args:
-        file: the file.
-        asked_by: what wants the weights, for messages.
+        file: Path of the file.
+        model: Name of the model for error messages.
     """
     path = Path(file).expanduser()
     if not os.path.isfile(path):
-        raise ModelError(
-            f"{asked_by}: there is no file {file}. Give the weights as a .safetensors file or a .pth file of torch.save."
-        )
+        raise ModelError(f"{model}: file {file} not found. Specify a .safetensors file or a .pth file written by torch.save.")
     try:
-        with warnings.catch_warnings(action="ignore"):  # torch warns of pickles that it then refuses
+        with warnings.catch_warnings(action="ignore"):  # torch warns about pickles that it then rejects
             found = load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True, map_location="cpu")
     except (SafetensorError, OSError, RuntimeError, EOFError, ValueError, LookupError, pickle.UnpicklingError) as error:
         raise ModelError(
-            f"{asked_by}: {file} cannot be read as weights ({type(error).__name__}). Files may hold tensors by their names and nothing "
-            "else: .safetensors, or a state_dict written by torch.save."
+            f"{model}: cannot read weights from {file} ({type(error).__name__}). The file must contain only named tensors: "
+            ".safetensors, or a state_dict written by torch.save."
         ) from error
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise ModelError(f"{asked_by}: {file} does not hold a state_dict: tensors by their names.")
+        raise ModelError(f"{model}: {file} does not contain a state_dict (named tensors).")
     return dict(found)
 
 
-def put_into(model: nn.Module, weights: Mapping[str, Tensor], head: Collection[str], name: str, source: str) -> None:
-    """Load weights into a network, all but its head; what is missing or has another shape is an error.
+def load_entries(model: nn.Module, weights: Mapping[str, Tensor], head: Collection[str], name: str, source: str) -> None:
+    """Load weights into a network, except its head.
 
     Args:
-        model: the network.
-        weights: tensors by the network's names; counters of batch norms may be missing, and what the network has not is left.
-        head: names of the head's entries, which stay as they are.
-        name: the network's name.
-        source: where the weights come from.
+        model: The network.
+        weights: Tensors by entry name. Batch norm counters may be missing; entries that the network lacks are ignored.
+        head: Entry names of the head, which is unchanged.
+        name: Name of the network for error messages.
+        source: Origin of the weights for error messages.
+
+    Raises:
+        ModelError: If an entry is missing or has a different shape.
     """
     own = {key: value for key, value in model.state_dict().items() if key not in head}
     missing = sorted(key for key in own if key not in weights and not key.endswith(COUNTER))
     if missing:
-        raise ModelError(f"{name}: the weights of {source} lack {len(missing)} entries of the network, the first is {missing[0]}.")
+        raise ModelError(f"{name}: the weights in {source} lack {len(missing)} entries of the network, the first is {missing[0]}.")
     other = [key for key in own if key in weights and own[key].shape != weights[key].shape]
     if other:
         raise ModelError(
-            f"{name}: {other[0]} of {source} has the shape {tuple(weights[other[0]].shape)}, the network's is {tuple(own[other[0]].shape)}."
+            f"{name}: {other[0]} in {source} has shape {tuple(weights[other[0]].shape)}, but the network needs {tuple(own[other[0]].shape)}."
         )
     model.load_state_dict({**model.state_dict(), **{key: weights[key] for key in own if key in weights}})
 
 
-def head_of(build: Callable[[int], nn.Module], classes: int) -> set[str]:
-    """The entries of a network whose shape goes with the number of classes."""
+def head_entries(build: Callable[[int], nn.Module], classes: int) -> set[str]:
+    """Return the entries whose shape depends on the number of classes."""
     with torch.device("meta"):
         one, other = build(classes).state_dict(), build(classes + 1).state_dict()
     return {key for key in one if one[key].shape != other[key].shape}
 
 
-def see_grey(model: nn.Module) -> None:
-    """Let a network for three channels take one, as if the grey image were in all three: its first convolution is summed over them."""
+def convert_to_grey(model: nn.Module) -> None:
+    """Sum the first convolution over its three input channels, so that a grey image has the same effect as three equal channels."""
     path, first = next((path, layer) for path, layer in model.named_modules() if isinstance(layer, nn.Conv2d))
     grey = nn.Conv2d(
         1,
@@ -131,9 +128,8 @@ def see_grey(model: nn.Module) -> None:
     model.set_submodule(path, grey)
 
 
-def require_grey_or_colour(name: str, channels: int) -> None:
-    """Refuse images that are neither grey nor in colour."""
+def require_grey_or_rgb(name: str, channels: int) -> None:
     if channels not in (1, RGB):
         raise ModelError(
-            f"{name} takes images with 1 or 3 channels, found {channels}. Use a network of timm (timm:NAME), or one of your own."
+            f"{name} needs images with 1 or 3 channels, got {channels}. Use a timm network (timm:NAME) or a custom model."
         )

@@ -1,6 +1,6 @@
-"""Figures that look into trained models: the analysis that a part of an experiment names, on run folders or on records.
+"""Analyses of trained models for the figures of an experiment, computed from run folders or from ledger records.
 
-Records hold the numbers that figures draw, as plain values, and the same figures are drawn from them.
+Records contain the plotted values, so that the same figures can be drawn from them.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from polyfed.studies.analyse.score_grid import GridRun
 
 _NORM_STATISTICS = "norm-statistics"
 _DRAWN_CHANNELS = 64
-"""Channels of a layer that a figure draws (``drawings.channel_curves``)."""
+"""Number of channels per layer in a figure (``drawings.channel_curves``)."""
 DIGITS = 4
 _OF_DISTANCE = ("source", "layer", "one", "other", "shift")
 _TYPES = {each.__name__: each for each in (Confidence, GradientBias, EntrySpread, Drift, Noted, GridRun)}
-"""What analyses measure of a run and a record can hold. Feature maps and t-SNE show images, so records have only their numbers."""
+"""Measured values that a record can store. Feature maps and t-SNE show images, so records contain only their numbers."""
 TYPE, PAIRS = "type", "pairs"
 
 Finished = Mapping[str, Mapping[int, Path]]
-"""Run folders by the name of their planned runs, and by seed."""
+"""Run folders by the name of the planned run and by seed."""
 
 
 @dataclass(frozen=True)
 class PartAnalysis:
-    """The outcome of a part's analysis.
+    """The analysis of a part.
 
     Attributes:
-        found: the analysis; None if it applies to none of the runs.
-        labels: what each run is called in it, by the name of its planned runs and its seed.
-        skipped: why it does not apply to a run, a sentence each.
+        found: The analysis; None if it applies to none of the runs.
+        labels: Label of each run, by the name of the planned run and the seed.
+        skipped: One message for each run to which it does not apply.
     """
 
     found: Analysis | None = None
@@ -59,7 +59,7 @@ class PartAnalysis:
     skipped: Sequence[str] = ()
 
     def values(self, name: str, folder: str) -> dict[int, float]:
-        """Return one measured number for all seeds of a planned run, or nothing if it was not measured."""
+        """Return one measured number of a planned run by seed; empty if it was not measured."""
         if self.found is None:
             return {}
         if name not in self.found.numbers:
@@ -69,7 +69,7 @@ class PartAnalysis:
 
 
 def kinds_by_run(item: PaperItem, cells: Sequence[Cell]) -> dict[str, tuple[str, ...]]:
-    """The kinds of analyses that each run of an experiment needs, by the name of its planned runs."""
+    """Return the kinds of analyses that each run needs, by the name of the planned run."""
     found: dict[str, dict[str, None]] = {}
     for part in item.parts:
         for cell in cells:
@@ -79,18 +79,17 @@ def kinds_by_run(item: PaperItem, cells: Sequence[Cell]) -> dict[str, tuple[str,
 
 
 def recorded_part(part: Part, cells: Sequence[Cell], records: Mapping[str, Mapping[int, Record]]) -> PartAnalysis:
-    """The analysis that a part names, from the records of its runs."""
-    labels = labelled(cells, records)
+    labels = run_labels(cells, records)
     if part.analysis is None or not labels:
         return PartAnalysis()
     kind = part.analysis.kind
     runs = {label: records[folder][seed].analyses.get(kind) for (folder, seed), label in labels.items()}
-    found, skipped = presented(kind, {label: one for label, one in runs.items() if one is not None})
+    found, skipped = present(kind, {label: one for label, one in runs.items() if one is not None})
     return PartAnalysis(found, labels, skipped)
 
 
-def labelled(cells: Sequence[Cell], finished: Mapping[str, Mapping[int, object]]) -> dict[tuple[str, int], str]:
-    """A label for each finished run of a part: its row; with its column where a row has several runs; with its seed where there are several."""
+def run_labels(cells: Sequence[Cell], finished: Mapping[str, Mapping[int, object]]) -> dict[tuple[str, int], str]:
+    """Label each finished run of a part by its row, and by its column and seed if the row has several columns and seeds."""
     first: dict[str, Cell] = {}
     for cell in cells:
         if cell.settings is not None:
@@ -98,34 +97,34 @@ def labelled(cells: Sequence[Cell], finished: Mapping[str, Mapping[int, object]]
     runs_of_row = Counter(cell.row.name for cell in first.values())
     labels: dict[tuple[str, int], str] = {}
     for folder, cell in first.items():
-        words = cell.row.name if runs_of_row[cell.row.name] == 1 else f"{cell.row.name}, {cell.column.name}"
+        label = cell.row.name if runs_of_row[cell.row.name] == 1 else f"{cell.row.name}, {cell.column.name}"
         seeds = finished.get(folder, {})
-        labels |= {(folder, seed): words if len(seeds) == 1 else f"{words}, seed {seed}" for seed in seeds}
+        labels |= {(folder, seed): label if len(seeds) == 1 else f"{label}, seed {seed}" for seed in seeds}
     return labels
 
 
 def analyse_part(
     part: Part, cells: Sequence[Cell], finished: Finished, root: str | None, notify: Callable[[str], None]
 ) -> PartAnalysis:
-    """The analysis that a part names, on those of its runs that have ended.
+    """Run the analysis of a part on its finished runs.
 
     Args:
-        part: names an analysis.
-        cells: its cells.
-        finished: run folders.
-        root: the folder of the data sets' files.
-        notify: called with a sentence for each damaged file.
+        part: The part.
+        cells: Its cells.
+        finished: Run folders.
+        root: Data folder.
+        notify: Receives a message for each damaged file.
     """
-    labels = labelled(cells, finished)
+    labels = run_labels(cells, finished)
     if part.analysis is None or not labels:
         return PartAnalysis()
     runs = {label: finished[folder][seed] for (folder, seed), label in labels.items()}
-    made = analyse_runs(runs, [part.analysis.kind], {} if root is None else {"root": root}, notify)
-    return PartAnalysis(next(iter(made), None), labels, [f"{one.run}: {one.reason}" for one in made.skipped])
+    analyses = analyse_runs(runs, [part.analysis.kind], {} if root is None else {"root": root}, notify)
+    return PartAnalysis(next(iter(analyses), None), labels, [f"{one.run}: {one.reason}" for one in analyses.skipped])
 
 
 def record_analysis(result: Result, kind: str) -> dict[str, Any]:
-    """What an analysis finds in one run: title, sentence, numbers, and what its figures draw; for a run it does not fit, the reason."""
+    """Return title, finding, numbers and plotted values of the analysis of one run, or the reason why it does not apply."""
     opened = OpenedRun(result, "run")
     try:
         measured = KINDS[kind].measure(opened)
@@ -133,15 +132,15 @@ def record_analysis(result: Result, kind: str) -> dict[str, Any]:
     except PolyfedError as error:
         return {"reason": str(error)}
     numbers = {name: float(f"{by_run['run']:.7g}") for name, by_run in found.numbers.items()}
-    return {"title": found.title, "sentence": found.sentence, "numbers": numbers, "drawn": _drawn(kind, found, measured)}
+    return {"title": found.title, "sentence": found.sentence, "numbers": numbers, "drawn": _plotted_values(kind, found, measured)}
 
 
-def _drawn(kind: str, found: Analysis, measured: Any) -> Any:
+def _plotted_values(kind: str, found: Analysis, measured: Any) -> Any:
     if kind == _NORM_STATISTICS:
         return _statistics_as_plain(found, measured)
     try:
         return as_plain(measured)
-    except TypeError:  # holds images or maps of them
+    except TypeError:  # it contains images or feature maps
         return None
 
 
@@ -157,8 +156,8 @@ def _statistics_as_plain(found: Analysis, measured: tuple[NormStatistics, NormSt
     return {"distances": distances, "channels": channels}
 
 
-def presented(kind: str, by_label: Mapping[str, Mapping[str, Any]]) -> tuple[Analysis | None, list[str]]:
-    """The analysis of some recorded runs by their labels, with its figures; and the reason for each run it does not fit."""
+def present(kind: str, by_label: Mapping[str, Mapping[str, Any]]) -> tuple[Analysis | None, list[str]]:
+    """Return the analysis of recorded runs with its figures, and a message for each run to which it does not apply."""
     skipped = [f"{label}: {one['reason']}" for label, one in by_label.items() if "reason" in one]
     found = {label: one for label, one in by_label.items() if "reason" not in one}
     if not found:
@@ -176,9 +175,9 @@ def presented(kind: str, by_label: Mapping[str, Mapping[str, Any]]) -> tuple[Ana
 
 
 def _tables_and_figures(kind: str, found: Mapping[str, Mapping[str, Any]]) -> tuple[Mapping[str, Rows], Mapping[str, Any]]:
-    """What can be drawn from records; nothing of feature maps and of maps of images."""
+    """Return the tables and figures that records permit; empty for feature maps and t-SNE."""
     if kind == _NORM_STATISTICS:
-        return _of_statistics(found)
+        return _statistics_figures(found)
     drawn = {label: _from_plain(one["drawn"]) for label, one in found.items() if one.get("drawn") is not None}
     if not drawn:
         return {}, {}
@@ -186,7 +185,7 @@ def _tables_and_figures(kind: str, found: Mapping[str, Mapping[str, Any]]) -> tu
     return again.tables, again.figures
 
 
-def _of_statistics(found: Mapping[str, Mapping[str, Any]]) -> tuple[Mapping[str, Rows], Mapping[str, Any]]:
+def _statistics_figures(found: Mapping[str, Mapping[str, Any]]) -> tuple[Mapping[str, Rows], Mapping[str, Any]]:
     distances = [
         {"run": label, **dict(zip(_OF_DISTANCE, row, strict=True))}
         for label, one in found.items()
@@ -209,12 +208,15 @@ def _of_statistics(found: Mapping[str, Mapping[str, Any]]) -> tuple[Mapping[str,
 
 
 def _short(value: Any) -> Any:
-    """A number with the digits that a figure can show."""
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 def as_plain(value: Any) -> Any:
-    """Measured values as JSON has them; mappings as pairs if their keys are numbers. Other types than ``_TYPES`` are a TypeError."""
+    """Convert measured values to JSON, and mappings with keys that are not text to pairs.
+
+    Raises:
+        TypeError: For types other than ``_TYPES``.
+    """
     if type(value).__name__ in _TYPES and isinstance(value, _TYPES[type(value).__name__]):
         fields = {item.name: as_plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
         return {TYPE: type(value).__name__, **fields}
@@ -226,11 +228,11 @@ def as_plain(value: Any) -> Any:
         return _short(value)
     if isinstance(value, Sequence):
         return [as_plain(each) for each in value]
-    raise TypeError(f"A record cannot hold {type(value).__name__}.")
+    raise TypeError(f"A record cannot contain {type(value).__name__}.")
 
 
 def _from_plain(value: Any) -> Any:
-    """What ``as_plain`` was given; tuples come back as lists."""
+    """Invert ``as_plain``, with lists instead of tuples."""
     if isinstance(value, list):
         return [_from_plain(each) for each in value]
     if not isinstance(value, dict):
@@ -241,5 +243,5 @@ def _from_plain(value: Any) -> Any:
     if kind is None:
         return {key: _from_plain(each) for key, each in value.items()}
     if kind not in _TYPES:
-        raise RunFolderError(f"A record holds values of the unknown type {kind!r}. Restore the file from a backup.")
+        raise RunFolderError(f"A record contains values of the unknown type {kind!r}. Restore the file from a backup.")
     return _TYPES[kind](**{key: _from_plain(each) for key, each in value.items() if key != TYPE})

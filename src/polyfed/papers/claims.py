@@ -1,4 +1,4 @@
-"""Claims that name an order, tested against numbers: ``part, column: ROW > OTHER``, over seeds and over test images."""
+"""Tests of rankings in the claims of a paper (``part, column: ROW > OTHER``), over seeds and over test images."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _ORDER = re.compile(r"(?:(?P<part>.+), )?(?P<column>[^:]+): (?P<high>.+) > (?P<l
 CONFIRMED, NOT_CONFIRMED, UNDECIDED = "confirmed", "not confirmed", "cannot be distinguished"
 ONE_SEED, NOT_COMPARABLE, NOT_RUN, REDUCED_ONLY = "one seed only", "not comparable", "not run", "reduced form only"
 STATUSES = (NOT_CONFIRMED, UNDECIDED, ONE_SEED, NOT_COMPARABLE, CONFIRMED, REDUCED_ONLY, NOT_RUN)
-"""All statuses. A claim with several orders has the first of these that one of its orders has."""
+"""All statuses. A claim with several rankings has the first of these statuses that one of its rankings has."""
 _SIGNIFICANT = 0.05
 _ENOUGH_SEEDS = 3
-"""With fewer shared seeds, a t-test over seeds has no power; test images must decide then."""
+"""With fewer shared seeds, a t-test over seeds has no power, so test images must decide."""
 APART = 2
-"""With two seeds, the mean difference must be larger than this many deviations of the difference over seeds."""
+"""With two seeds, the mean difference must exceed this many standard deviations of the difference over seeds."""
 _ROUNDING = 1e-6
 _UNLIKE = ("bfloat16", LAST_ONLY)
-"""Marks that both cells of an order must share."""
+"""Marks that both cells of a ranking must have in common."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """One order of two cells: the higher first."""
+    """A ranking of two cells, the higher one first."""
 
     text: str
     part: str
@@ -46,7 +46,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Images:
-    """Test images that one of two methods classifies correctly in more of the shared seeds than the other; an image counts once."""
+    """Numbers of test images that one of two methods classifies correctly with more of the shared seeds. Each image counts once."""
 
     count: int
     only_high: int
@@ -54,20 +54,20 @@ class Images:
 
     @property
     def p_value(self) -> float:
-        """Of the exact sign test over images, two-sided; with one seed this is McNemar's test."""
+        """The two-sided p-value of the exact sign test over images. With one seed, this is McNemar's test."""
         return mcnemar(self.only_high, self.only_low)
 
 
 @dataclass(frozen=True)
 class JudgedOrder:
-    """An order with the two cells that answer it.
+    """A ranking with its two cells.
 
     Attributes:
-        order: what the claim names.
-        form: the form of the runs.
-        high: the cell that should be higher.
-        low: the cell that should be lower.
-        images: the same test images under both; None if records have none.
+        order: The ranking in the claim.
+        form: Form of the runs.
+        high: The cell that should be higher.
+        low: The cell that should be lower.
+        images: Comparison on the same test images; None if the records have no predictions.
     """
 
     order: Order
@@ -83,12 +83,12 @@ class JudgedOrder:
 
     @cached_property
     def differences(self) -> dict[int, float]:
-        """The higher cell minus the lower one, for each seed that both have."""
+        """``high`` minus ``low`` for each shared seed."""
         return {seed: self.high.values[seed] - self.low.values[seed] for seed in self.high.values if seed in self.low.values}
 
     @cached_property
     def signs(self) -> dict[int, int]:
-        """The sign of each seed's difference. A seed is won if only the other method diverged in it, and lost the other way round."""
+        """Sign of the difference per seed. If only one method diverged, the other one wins this seed."""
         found = {seed: (value > 0) - (value < 0) for seed, value in self.differences.items()}
         found |= {seed: 1 for seed in self.low.diverged if seed in self.high.values}
         found |= {seed: -1 for seed in self.high.diverged if seed in self.low.values}
@@ -97,7 +97,7 @@ class JudgedOrder:
 
     @property
     def p_seeds(self) -> float | None:
-        """Of the paired t-test over seeds, two-sided; None with fewer than three pairs, or if all differences are equal."""
+        """The two-sided p-value of the paired t-test over seeds; None with fewer than three pairs or equal differences."""
         values = list(self.differences.values())
         if len(values) < _ENOUGH_SEEDS or statistics.stdev(values) < _ROUNDING:
             return None
@@ -105,11 +105,11 @@ class JudgedOrder:
 
     @property
     def status(self) -> str:
-        """What the runs show of this order.
+        """The status of this ranking according to the runs.
 
-        The order is decided if every shared seed has the same sign, the seeds agree (``_seeds_decide``), and the test over images, if
-        the records have them, is significant in the same direction. If one method diverged in at least two shared seeds and the other
-        in none, and no finished pair disagrees, that decides as well.
+        The ranking is decided if all shared seeds have the same sign, the seeds decide (``_seeds_decide``), and the test over images, if
+        available, is significant in the same direction. It is also decided if one method diverged with at least two shared seeds, the
+        other with none, and no finished pair contradicts.
         """
         if not self.is_run or not self.signs:
             return NOT_RUN
@@ -129,7 +129,7 @@ class JudgedOrder:
         return CONFIRMED if sign > 0 else NOT_CONFIRMED
 
     def _seeds_decide(self) -> bool:
-        """Three seeds or more: the t-test is significant. Two: the mean is larger than two deviations, and there is a test over images."""
+        """Require a significant t-test, or with two seeds a test over images and a mean of more than two standard deviations."""
         values = list(self.differences.values())
         if len(values) >= _ENOUGH_SEEDS:
             return self.p_seeds is not None and self.p_seeds < _SIGNIFICANT
@@ -143,16 +143,15 @@ class JudgedOrder:
         assert self.images is not None
         return (self.images.only_high - self.images.only_low) * sign > 0
 
-    def test_words(self) -> str:
-        """Both tests, with what they are."""
-        words = []
+    def describe_tests(self) -> str:
+        results = []
         values = list(self.differences.values())
         if len(values) > 1:
             tested = "" if self.p_seeds is None else f", paired t-test p = {_p(self.p_seeds)}"
             mean = f"{statistics.fmean(values):+.2g}".replace("-", "−")
-            words.append(f"{mean} ± {statistics.stdev(values):.2g} over {len(values)} seeds{tested}")
+            results.append(f"{mean} ± {statistics.stdev(values):.2g} over {len(values)} seeds{tested}")
         if self.images is not None:
-            words.append(
+            results.append(
                 f"sign test over {self.images.count:,} images ({self.images.only_high:,} against {self.images.only_low:,}) "
                 f"p = {_p(self.images.p_value)}"
             )
@@ -161,13 +160,13 @@ class JudgedOrder:
             for one in (self.high, self.low)
             if one.diverged
         ]
-        return "; ".join([*words, *lost]) or "no test"
+        return "; ".join([*results, *lost]) or "no test"
 
     def __str__(self) -> str:
         if not self.is_run:
             return f"{self.order.text}: {NOT_RUN}"
         form = "" if self.form == "full" else f"{self.form} form, "
-        return f"{self.order.text}: {self.status} ({form}{self.high.words()} and {self.low.words()}; {self.test_words()})"
+        return f"{self.order.text}: {self.status} ({form}{self.high.words()} and {self.low.words()}; {self.describe_tests()})"
 
 
 def _p(value: float) -> str:
@@ -175,32 +174,31 @@ def _p(value: float) -> str:
 
 
 def status_of(orders: Sequence[JudgedOrder]) -> str:
-    """The status of a claim from its orders: those that were run decide; the least favourable one counts."""
+    """Return the status of a claim: the least favourable status of its rankings that were run."""
     found = [one.status for one in orders]
     run = [each for each in found if each not in (NOT_RUN, REDUCED_ONLY)]
     return next(each for each in STATUSES if each in (run or found or [NOT_RUN]))
 
 
 def orders_of(item: PaperItem) -> list[Order]:
-    """The orders an experiment names; a part, row or column that it does not have is an error."""
     return [_order(item, text) for text in item.orders]
 
 
 def _order(item: PaperItem, text: str) -> Order:
     found = _ORDER.fullmatch(text)
     if found is None:
-        raise SettingError(f"{item.name}: cannot read the order {text!r}. Write: part, column: ROW > OTHER.")
+        raise SettingError(f"{item.name}: cannot parse the ranking {text!r}. Write: part, column: ROW > OTHER.")
     parts = [part for part in item.parts if part.name == (found["part"] or part.name)]
     for part in parts:
         names = {row.name for row in part.rows}
         if {found["high"], found["low"]} <= names and found["column"] in {column.name for column in part.columns}:
             return Order(text, part.name, found["column"], found["high"], found["low"])
-    raise SettingError(f"{item.name}: the order {text!r} names a part, row or column that the experiment does not have.")
+    raise SettingError(f"{item.name}: the experiment has no such part, row or column as in the ranking {text!r}.")
 
 
 @dataclass(frozen=True)
 class PublishedOrder:
-    """An order with the numbers that the paper prints; None for one that it does not print."""
+    """A ranking with the published numbers; None for a number that the paper does not print."""
 
     order: Order
     high: float | None
@@ -208,7 +206,7 @@ class PublishedOrder:
 
     @property
     def holds(self) -> bool | None:
-        """Return True if the order is that of the numbers; None if one is missing."""
+        """True if the published numbers have this ranking; None if one is missing."""
         return None if self.high is None or self.low is None else self.high > self.low
 
     def __str__(self) -> str:
@@ -217,7 +215,6 @@ class PublishedOrder:
 
 
 def published_orders(item: PaperItem) -> list[PublishedOrder]:
-    """The orders with the published numbers."""
     found = []
     for order in orders_of(item):
         part = next(each for each in item.parts if each.name == order.part)
@@ -228,7 +225,6 @@ def published_orders(item: PaperItem) -> list[PublishedOrder]:
 
 
 def judged_orders(found: Reproduction) -> list[JudgedOrder]:
-    """The orders of an experiment, tested on our runs."""
     places = [(part.name, row.name, column.name) for part in found.item.parts for row in part.rows for column in part.columns]
     ours = dict(zip(places, found.outcomes, strict=True))
     tested = []
@@ -241,8 +237,9 @@ def judged_orders(found: Reproduction) -> list[JudgedOrder]:
 def images_of(found: Reproduction, high: Outcome, low: Outcome) -> Images | None:
     """Compare two cells on the test images that both read, averaged over the shared seeds.
 
-    Returns None if a record has no answers, if its scores are the mean of several rounds (the answers are those of the last one), or if
-    the cells read no accuracy.
+    Returns:
+        None if a record has no predictions, if its scores are the mean of several rounds (the predictions are those of the last round), or
+        if the cells do not show accuracy.
     """
     column = high.cell.column
     if column.number or column.minus or high.cell.part.score != "accuracy" or not (high.values and low.values):
@@ -272,7 +269,7 @@ def _by_seed(found: Reproduction, folder: str) -> dict[int, Trained]:
 
 
 def _read_keys(answers: Iterable[tuple[str, str, str]], read: str) -> Iterator[tuple[str, str, str]]:
-    """The answers that a column reads: all seen domains, all unseen ones, or one domain."""
+    """Yield the keys of the predictions that a column reads: all seen domains, all unseen ones, or one domain."""
     for key in answers:
         view, _, domain = key
         if (read == "mean" and view == "seen") or (read == "unseen" and view == "unseen") or domain in (read, read + MADE):

@@ -1,7 +1,7 @@
-"""Cost and requirements of experiments: core-hours in each form, whether this machine has their data, and their state.
+"""Costs and requirements of experiments: core-hours per form, available data, and state.
 
-Without data, costs follow from measured speeds of the networks: a rule of thumb for lists, in which methods cost what the base method
-costs. ``polyfed reproduce NAME --estimate`` measures on the data.
+Without data, costs are estimated from measured speeds of the networks, under the assumption that all methods cost as much as the base
+method. ``polyfed reproduce NAME --estimate`` measures on the data.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from polyfed.text import Call, read_call
 
 READY, IN_PART, NOT_YET = "can be run", "in part", "not yet"
 _SECONDS = 5.0
-"""How long each run may be measured: an experiment has dozens."""
+"""Time limit for measuring one run. An experiment has dozens of runs."""
 
 
 class _Size(NamedTuple):
-    """Examples of all domains, the number of domains, the side of the images, and the model.
+    """Numbers of training and test examples and of domains, image side, and model.
 
-    ``whole``: ``test`` counts every image of the domains, as an unseen one is tested with ``unseen_part="all"``.
+    With ``whole``, ``test`` counts all images of the domains, because held-out domains are tested with ``unseen_part="all"``.
     """
 
     train: int
@@ -59,7 +59,7 @@ _SIZES: Mapping[str, _Size] = {
     "vlcs": _Size(9_656, 10_729, 4, 32, "hfedf_cnn", whole=True),
     "camelyon17": _Size(364_771, 455_964, 5, 96, "densenet121", whole=True),
 }
-"""From the papers and the data sets' own pages (spec of the experiments, section 1)."""
+"""From the papers and the home pages of the data sets."""
 
 
 @functools.cache
@@ -68,7 +68,6 @@ def _speeds() -> Mapping[str, Any]:
 
 
 def _clients_of(partition: Call, domains: int) -> int:
-    """Return the number of clients in a partition."""
     if partition.name in ("domain", "natural"):
         return domains
     if partition.name == "domain_even":
@@ -99,23 +98,19 @@ def core_seconds(settings: Settings) -> float | None:
     clients = _clients_of(partition, domains)
     steps = settings.local_steps or max(1.0, settings.local_epochs * train / clients / settings.batch_size)
     rounds: float = settings.rounds
-    asked = settings.sampled(clients)
+    sampled = settings.sampled(clients)
     if settings.total_epochs is not None:
-        rounds = settings.total_epochs * train / (asked * steps * settings.batch_size)
+        rounds = settings.total_epochs * train / (sampled * steps * settings.batch_size)
     pixels = (_option(data, "crop", _option(data, "size", size.side)) / speed["side"]) ** 2
-    trained = rounds * asked * steps
+    trained = rounds * sampled * steps
     scorings = max(1, min(rounds, settings.scored_at_end)) + (rounds // settings.evaluate_every if settings.evaluate_every else 0)
     validated = 200 * rounds if settings.selection == BEST_VALIDATION else 0
     tested = size.test - size.train if size.whole and settings.unseen_part == "test" else size.test
     scored = (scorings * tested + validated) * _speeds()["scored"]
     seconds = trained * speed["step"] + (trained * settings.batch_size + scored) * speed["example"] * pixels
-    return float(seconds * _faster(model, settings))
-
-
-def _faster(model: str, settings: Settings) -> float:
-    """Return the measured factor of the precision and the layout on the speed of a network; 1 if it was not measured."""
-    how = settings.amp if settings.amp != "off" else settings.layout
-    return float(_speeds().get(how, {}).get(model, 1.0))
+    # The measured effect of the precision or memory layout on this network.
+    variant = settings.amp if settings.amp != "off" else settings.layout
+    return float(seconds * _speeds().get(variant, {}).get(model, 1.0))
 
 
 def _trained_on(data: Call, size: _Size) -> float:
@@ -126,14 +121,14 @@ def _trained_on(data: Call, size: _Size) -> float:
 
 
 def max_core_hours(runs: Iterable[PlannedRun]) -> float | None:
-    """Return the core-hours of the most expensive run; None if one of them has no estimate, or there are none."""
+    """Return the core-hours of the most expensive run; None if a run has no estimate or there are no runs."""
     found = [core_seconds(run.settings) for run in runs]
     known = [seconds for seconds in found if seconds is not None]
     return max(known) / 3600 if known and len(known) == len(found) else None
 
 
 def core_hours(runs: Iterable[PlannedRun]) -> float | None:
-    """Estimate the total cost of runs. Return None if one of them cannot be estimated or there are no runs."""
+    """Return the core-hours of all runs; None if a run has no estimate or there are no runs."""
     found = [(core_seconds(run.settings), run.seeds) for run in runs]
     if not found or any(seconds is None for seconds, _ in found):
         return None
@@ -141,7 +136,7 @@ def core_hours(runs: Iterable[PlannedRun]) -> float | None:
 
 
 def estimate_item(item: PaperItem, form: Form, root: str | None, notify: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """A row for each group of runs that differ in their seed only: core-seconds of all of them, and how that was found."""
+    """Yield one row per group of runs that differ only in their seed: core-seconds, and how they were estimated."""
     if root is not None:
         form = dataclasses.replace(form, changes={**form.changes, "root": root})
     runs = planned_runs(cells_of(item, form), form)
@@ -149,13 +144,13 @@ def estimate_item(item: PaperItem, form: Form, root: str | None, notify: Callabl
     for number, (folder, run) in enumerate(runs.items(), 1):
         notify(f"Measuring {run.words} ({number} of {len(runs)})")
         settings = {name: getattr(run.settings, name) for name in FACTS}
-        seconds, how = core_seconds(run.settings), "speed of the network; no data here"
+        seconds, how = core_seconds(run.settings), "network speed; data not found"
         if folder not in absent:
             data, method, model = (settings.pop(name) for name in ("data", "method", "model"))
             try:
                 seconds, how = estimate_run(data, method, model, _SECONDS, **settings).cpu_seconds, "measured"
             except PolyfedError as error:
-                how = f"speed of the network; it cannot be measured: {error}"
+                how = f"network speed; measuring failed: {error}"
         yield {
             "run": run.words,
             "method": run.settings.method,
@@ -171,7 +166,6 @@ def experiment_rows(root: str | None = None, out: str | Path = FOLDER) -> list[d
 
 
 def experiment_description(name: str) -> dict[str, Any]:
-    """What an experiment claims, what it needs, and what it costs."""
     item = read_item(name)
     return {
         "kind": "experiment",
@@ -217,9 +211,9 @@ def _row(item: PaperItem, root: str | None, out: Path, here: dict[str, bool]) ->
 
 
 def here_words(row: dict[str, Any]) -> str:
-    """Whether the data of a row are on this machine: yes, no, or how many of its data sets are."""
-    asked, here = row["data"], row["data_here"]
-    return "yes" if asked and len(here) == len(asked) else f"{len(here)} of {len(asked)}" if here else "no"
+    """Describe whether the data of a row exists on this machine: yes, no, or the number of its data sets."""
+    needed, here = row["data"], row["data_here"]
+    return "yes" if needed and len(here) == len(needed) else f"{len(here)} of {len(needed)}" if here else "no"
 
 
 def _data_name(text: str) -> str:
@@ -227,7 +221,7 @@ def _data_name(text: str) -> str:
 
 
 def state_of(item: PaperItem) -> str:
-    """Whether all of its cells can be run with what polyfed has, some, or none."""
+    """Return whether polyfed can run all, some or none of the cells."""
     cells = [cell for cell in cells_of(item, Form()) if cell.published.exists]
     waiting = [cell for cell in cells if cell.why_not.startswith("not yet")]
     if not cells or len(waiting) == len(cells):
@@ -236,7 +230,7 @@ def state_of(item: PaperItem) -> str:
 
 
 def _has_data(text: str, root: str | None) -> bool:
-    """Return True if the files of a data set exist, without decoding them."""
+    """Return True if the data exists on this machine, without decoding it."""
     name = read_call(text).name
     if name not in data_sets:
         return False
@@ -252,5 +246,4 @@ def _has_data(text: str, root: str | None) -> bool:
 
 
 def _run_folders(names: Iterable[str], out: Path) -> int:
-    """Count the finished and the interrupted runs of an experiment."""
     return sum(1 for name in names for _ in (out / "runs" / name).glob("*/run.toml"))

@@ -1,4 +1,4 @@
-"""Pictures of reproduced figures in the form of the paper's: curves over rounds, lines over a value, bars, heat maps, analyses of models."""
+"""Reproduced figures in the form of the paper's: curves over rounds, lines over a value, bars, heat maps and analyses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from polyfed.errors import SettingError, nearest
-from polyfed.papers.files import UNITS, AskedAnalysis, Part
+from polyfed.papers.files import UNITS, Part, PartFigures
 from polyfed.papers.grid import PlannedRun
 from polyfed.papers.reproduction import Outcome, Reproduction, score
 from polyfed.runs.figures import as_image
@@ -27,12 +27,12 @@ STYLE = (
 
 
 _Chart = tuple[str, Markup, list[tuple[str, Markup]]]
-"""A title, a picture in SVG and its legend."""
+"""Title, SVG and legend."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture of a page: what a page in HTML shows, and the file beside a page in Markdown."""
+    """A figure, embedded in the HTML page and stored as a file for the Markdown page."""
 
     title: str
     html: Markup
@@ -42,12 +42,12 @@ class Picture:
 
 
 def pictures(found: Reproduction, only: Part | None = None) -> Iterator[Picture]:
-    """Every picture that has something to show; ``only``: those of one part."""
+    """Yield all figures with data, optionally those of one part."""
     for part, outcomes in found.parts():
         if only is not None and part is not only:
             continue
         if part.analysis is not None:
-            yield from _analysed(found, part, part.analysis)
+            yield from _analysis_figures(found, part, part.analysis)
             continue
         for title, svg, legend in _charts(found, part, outcomes):
             yield Picture(title, svg, standalone(svg).encode(), ".svg", legend)
@@ -65,17 +65,18 @@ def _charts(found: Reproduction, part: Part, outcomes: Sequence[Outcome]) -> Ite
         yield from _heat_map(part, outcomes)
 
 
-def _analysed(found: Reproduction, part: Part, asked: AskedAnalysis) -> Iterator[Picture]:
-    """The pictures of a part's analysis that its file names."""
-    made = found.analyses[part.name].found
-    for name in asked.figures if made is not None and made.figures else ():
-        assert made is not None
-        if name not in made.figures:
-            raise SettingError(f"{found.item.name}: {asked.kind} has no picture {name!r}. {nearest(name, list(made.figures))}")
+def _analysis_figures(found: Reproduction, part: Part, wanted: PartFigures) -> Iterator[Picture]:
+    """Yield the figures of a part's analysis that the experiment file lists."""
+    analysis = found.analyses[part.name].found
+    if analysis is None or not analysis.figures:
+        return
+    for name in wanted.figures:
+        if name not in analysis.figures:
+            raise SettingError(f"{found.item.name}: {wanted.kind} has no figure {name!r}. {nearest(name, list(analysis.figures))}")
         file = io.BytesIO()
-        made.figures[name].savefig(file, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
-        title = ", ".join(filter(None, (part.name, made.title, name)))
-        yield Picture(title, Markup(as_image(made.figures[name], DOTS_PER_INCH, title)), file.getvalue(), ".png")
+        analysis.figures[name].savefig(file, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
+        title = ", ".join(filter(None, (part.name, analysis.title, name)))
+        yield Picture(title, Markup(as_image(analysis.figures[name], DOTS_PER_INCH, title)), file.getvalue(), ".png")
 
 
 def standalone(svg: Markup) -> str:
@@ -86,16 +87,12 @@ def standalone(svg: Markup) -> str:
     )
 
 
-def _legend(part: Part) -> list[tuple[str, Markup]]:
-    return [(row.name, swatch(style)) for style, row in enumerate(part.rows)]
-
-
 def _title(part: Part, column: str = "") -> str:
     return ", ".join(filter(None, (part.name, column)))
 
 
 def _curves(found: Reproduction, part: Part, outcomes: Sequence[Outcome]) -> Iterator[_Chart]:
-    """Scores over rounds, a chart for each column."""
+    """Plot scores over rounds, with one chart per column."""
     for place, column in enumerate(part.columns):
         series = []
         for style, row in enumerate(part.rows):
@@ -111,7 +108,7 @@ def _curves(found: Reproduction, part: Part, outcomes: Sequence[Outcome]) -> Ite
 
 
 def _lines(found: Reproduction, part: Part, outcomes: Sequence[Outcome]) -> Iterator[_Chart]:
-    """Scores over the columns, a line for each row."""
+    """Plot scores over the columns, with one line per row."""
     width = len(part.columns)
     series = []
     for style, row in enumerate(part.rows):
@@ -130,11 +127,11 @@ def _chart(part: Part, column: str, series: Sequence[Series], x: str) -> Iterato
         svg = line_chart(
             series, title or x, ticks(min(ys), max(ys)), lambda value: f"{value:.{digits}f}", (x, part.unit), (min(xs), max(xs))
         )
-        yield title, svg, _legend(part)
+        yield title, svg, [(row.name, swatch(style)) for style, row in enumerate(part.rows)]
 
 
 def _bars(part: Part, outcomes: Sequence[Outcome]) -> Iterator[_Chart]:
-    """A bar for each row, a chart for each column."""
+    """Plot one bar per row, with one chart per column."""
     width = len(part.columns)
     for place, column in enumerate(part.columns):
         rows = []

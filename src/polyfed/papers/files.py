@@ -1,8 +1,9 @@
-"""Experiment files: found, read, and their references to each other followed.
+"""Read experiment files, and resolve their references to each other.
 
-A file has sentences (``title``, ``paper``, ``item``, ``claim``, ``measure``), ``seeds``, ``[settings]`` of every run, ``[methods]``
-(settings by a name the paper uses) and one ``[[part]]`` or several: a table of rows and columns. A row, a column and a part each add
-settings; the last one wins. ``chosen`` says where the learning rate of a file, a part, a method or a row comes from. ``like = "paper/item: part"`` takes a part of another file, and changes what is written beside it.
+A file contains texts (``title``, ``paper``, ``item``, ``claim``, ``measure``), ``seeds``, ``[settings]`` for all runs, ``[methods]``
+(settings by the paper's method names) and one or more ``[[part]]``: a table with rows and columns. Settings of a part are overridden by
+those of a row, and these by those of a column. ``chosen`` is the source of a learning rate. ``like = "paper/item: part"`` copies a part of
+another file; other entries override the copy.
 """
 
 from __future__ import annotations
@@ -21,33 +22,20 @@ from polyfed.settings import setting_names, with_tuples
 SHIPPED = Path(__file__).parent / "shipped"
 SUFFIX = ".toml"
 FORMS = ("full", "laptop", "reduced")
-"""The paper's setting; the largest one whose runs cost about half a core-hour; one that takes minutes and decides nothing."""
+"""The paper's setting; the largest setting whose runs take about half a core-hour; a setting that takes minutes, for a quick try."""
 _SMALLER = FORMS[1:]
-_SENTENCES = ("title", "paper", "item", "claim", "measure", "note", "missing", "figure", "x")
-KEYS = (*_SENTENCES, "seeds", "settings", "methods", "chosen", *_SMALLER, "orders", "part")
-_OF_PART = (
-    "name",
-    "like",
-    "settings",
-    "columns",
-    "rows",
-    "chosen",
-    *_SMALLER,
-    "missing",
-    "differs",
-    "score",
-    "unit",
-    "analysis",
-)
+_TEXTS = ("title", "paper", "item", "claim", "measure", "note", "missing", "figure", "x")
+KEYS = (*_TEXTS, "seeds", "settings", "methods", "chosen", *_SMALLER, "orders", "part")
 _OF_METHOD = ("chosen", *_SMALLER)
+_OF_PART = ("name", "like", "settings", "columns", "rows", *_OF_METHOD, "missing", "differs", "score", "unit", "analysis")
 _OF_ROW = ("published", "missing", "like", *_OF_METHOD)
 _OF_COLUMN = ("name", "read", "mean", "over", "of", "column", "x", "number", "minus")
 _OF_ANALYSIS = ("kind", "figures")
 OF_FORM = ("seeds", "columns", "rows", "targets")
 PAPER, OPEN = "paper", "open"
-"""Where a learning rate comes from: printed in the paper; not printed and not chosen yet (``open: why``); else the log of a search."""
+"""Source of a learning rate: printed in the paper; not printed and not selected yet (``open: why``); otherwise the log of a search."""
 UNITS: Mapping[str, tuple[float, int]] = {"percent": (100.0, 1), "fraction": (1.0, 2), "number": (1.0, 4)}
-"""What a score between 0 and 1 is multiplied by, and how many digits are written; a number is written as it is."""
+"""Factor for a score between 0 and 1, and number of digits."""
 
 
 _NUMBER = r"[+-]?\d+(?:\.\d+)?"
@@ -60,10 +48,10 @@ class Published:
     """One published cell.
 
     Attributes:
-        text: as the experiment file has it.
-        value: the number; None if it is only drawn, unreadable, or missing in the paper.
-        spread: its standard deviation, where it was printed.
-        recomputed: whether the number was lost in the text of the paper and follows from others.
+        text: Text in the experiment file.
+        value: The number; None if it is only plotted, unreadable or missing in the paper.
+        spread: Standard deviation, if printed.
+        recomputed: The number is unreadable in the paper and was computed from others.
     """
 
     text: str
@@ -97,28 +85,28 @@ def read_cell(text: str) -> Published:
 
 
 def _read_cells(text: str, columns: int, where: str) -> tuple[Published, ...]:
-    """Read the cells of a row, apart by blanks; nothing written: none is available."""
-    words = text.split() or [_NOT_AVAILABLE] * columns
-    if len(words) != columns:
-        raise SettingError(f"{where}: {len(words)} published cells for {columns} columns.")
-    return tuple(map(read_cell, words))
+    """Read the cells of a row, separated by blanks. In an empty row, all cells are not available."""
+    cells = text.split() or [_NOT_AVAILABLE] * columns
+    if len(cells) != columns:
+        raise SettingError(f"{where}: {len(cells)} published cells for {columns} columns.")
+    return tuple(map(read_cell, cells))
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: what is read from a run, or from other columns.
+    """A column, whose values come from runs or from other columns.
 
     Attributes:
-        name: as the paper heads it.
-        read: ``mean`` (over seen domains), ``unseen`` (mean over unseen domains), or the name of a seen domain.
-        mean: names of columns that this one is the mean of.
-        over: settings, one group after the other, whose runs this column is the mean of.
-        of: another experiment whose cells it shows, those of the rows of the same names.
-        column: the column there.
-        x: its place on the horizontal axis of a figure.
-        number: a number of the part's analysis, by its name there, which is read instead of a score.
-        minus: the row whose cell is subtracted.
-        settings: of its runs.
+        name: Heading in the paper.
+        read: ``mean`` (over seen domains), ``unseen`` (mean over unseen domains), or the name of a domain.
+        mean: Columns whose mean this column shows.
+        over: Settings of the runs whose mean this column shows.
+        of: Another experiment whose cells this column shows, in rows with the same names.
+        column: The column of the other experiment.
+        x: Position on the horizontal axis of a figure.
+        number: Name of a number in the part's analysis, shown instead of a score.
+        minus: Row whose cell is subtracted.
+        settings: Settings of its runs.
     """
 
     name: str
@@ -134,8 +122,8 @@ class Column:
 
 
 @dataclass(frozen=True)
-class AskedAnalysis:
-    """The analysis of a part's runs: its kind, and those of its pictures that the page shows."""
+class PartFigures:
+    """The kind of a part's analysis, and its figures on the page."""
 
     kind: str
     figures: tuple[str, ...]
@@ -146,13 +134,12 @@ class Row:
     """A row of a table.
 
     Attributes:
-        name: as the paper has it.
-        settings: of its runs.
-        published: what the paper has in each column.
-        missing: what is missing to run it; empty if nothing is.
-        chosen: where its learning rate comes from: ``paper``, ``open: why``, or the log of a search on validation data, a file in
-            docs/results.
-        forms: what each smaller form changes for this row only.
+        name: Name in the paper.
+        settings: Settings of its runs.
+        published: Published cells by column.
+        missing: What polyfed lacks to run it; empty if nothing.
+        chosen: Source of its learning rate: ``paper``, ``open: why``, or the log of a search on validation data in docs/results.
+        forms: Changes of each smaller form for this row only.
     """
 
     name: str
@@ -168,16 +155,16 @@ class Part:
     """One table of an experiment.
 
     Attributes:
-        name: the heading; empty if there is only one part.
-        settings: of all its runs.
-        columns: its columns.
-        rows: its rows.
-        forms: what each smaller form changes.
-        missing: what is missing to run it; empty if nothing is.
-        differs: how its settings differ from the paper's: for a column or a row by its name, for all cells under "all".
-        score: which score is read.
+        name: Heading; empty if there is only one part.
+        settings: Settings of all its runs.
+        columns: Its columns.
+        rows: Its rows.
+        forms: Changes of each smaller form.
+        missing: What polyfed lacks to run it; empty if nothing.
+        differs: Differences between its settings and the paper's, by column or row name, or "all" for all cells.
+        score: The metric it shows.
         unit: percent, fraction or number.
-        analysis: what is looked into in its finished runs, where the paper's figure is no table of scores.
+        analysis: The analysis of its runs, if the paper's figure does not show scores.
     """
 
     name: str
@@ -189,13 +176,11 @@ class Part:
     differs: Mapping[str, str] = field(default_factory=dict)
     score: str = "accuracy"
     unit: str = "percent"
-    analysis: AskedAnalysis | None = None
+    analysis: PartFigures | None = None
 
 
 @dataclass(frozen=True)
 class PaperItem:
-    """A table or a figure of a paper."""
-
     name: str
     title: str
     paper: str
@@ -217,12 +202,12 @@ class PaperItem:
 
 
 def item_names() -> list[str]:
-    """The names of all experiments, by paper, tables before figures."""
+    """Return the names of all experiments, sorted by paper, with tables before figures."""
     names = [file.relative_to(SHIPPED).with_suffix("").as_posix() for file in SHIPPED.rglob(f"*{SUFFIX}")]
-    return sorted(names, key=_place)
+    return sorted(names, key=_sort_key)
 
 
-def _place(name: str) -> tuple[str, bool, int, str]:
+def _sort_key(name: str) -> tuple[str, bool, int, str]:
     paper, _, item = name.partition("/")
     kind, _, number = item.partition("-")
     return paper, kind != "table", int(number) if number.isdigit() else 1000, number
@@ -233,7 +218,7 @@ def read_item(name: str) -> PaperItem:
     known = same_name(name, item_names())
     if known is None:
         raise SettingError(
-            f"There is no experiment {name!r}. {nearest(name.lower(), item_names())} All of them: polyfed ls experiments."
+            f"There is no experiment {name!r}. {nearest(name.lower(), item_names())} List all with: polyfed ls experiments."
         )
     return item_from(known, (SHIPPED / f"{known}{SUFFIX}").read_text(encoding="utf-8"))
 
@@ -243,7 +228,7 @@ def item_from(name: str, text: str) -> PaperItem:
     _refuse(name, document, KEYS)
     document["methods"] = _methods(name, document.get("methods", {}))
     parts = [_part(f"{name}, part {number}", each, document) for number, each in enumerate(document.get("part", ()), 1)]
-    sentences = {key: str(document.get(key, "")) for key in _SENTENCES}
+    texts = {key: str(document.get(key, "")) for key in _TEXTS}
     forms = {form: with_tuples(document[form]) for form in _SMALLER if form in document}
     for form, changes in forms.items():
         _refuse(f"{name}, {form}", changes, (*OF_FORM, *setting_names()))
@@ -253,18 +238,18 @@ def item_from(name: str, text: str) -> PaperItem:
         parts=tuple(parts),
         forms=forms,
         orders=tuple(document.get("orders", ())),
-        **sentences,
+        **texts,
     )
 
 
 def _refuse(where: str, found: Mapping[str, Any], known: Sequence[str]) -> None:
     for key in found:
         if key not in known:
-            raise SettingError(f"{where}: there is no entry {key!r}. {nearest(key, known)}")
+            raise SettingError(f"{where}: unknown entry {key!r}. {nearest(key, known)}")
 
 
 def _methods(name: str, written: Any) -> dict[str, Any]:
-    """The settings of each method by its name, or those of another file."""
+    """Return the settings by method name, possibly from another file."""
     if isinstance(written, str):
         other = tomllib.loads((SHIPPED / f"{written}{SUFFIX}").read_text(encoding="utf-8"))
         return _methods(written, other.get("methods", {}))
@@ -297,19 +282,19 @@ def _part(where: str, written: Mapping[str, Any], document: Mapping[str, Any]) -
     )
 
 
-def _analysis(where: str, written: Mapping[str, Any]) -> AskedAnalysis:
+def _analysis(where: str, written: Mapping[str, Any]) -> PartFigures:
     _refuse(f"{where}, analysis", written, _OF_ANALYSIS)
-    return AskedAnalysis(str(written["kind"]), tuple(written["figures"]))
+    return PartFigures(str(written["kind"]), tuple(written["figures"]))
 
 
 def _form_of(form: str, base: Part | None, document: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
-    """A part's changes in a smaller form: those of the part it is like, then those of this file, then those beside it."""
+    """Return the changes of a smaller form: those of the copied part, overridden by those of this file and of this part."""
     own, liked = with_tuples(document.get(form, {})), base.forms.get(form, {}) if base else {}
     return {name: own.get(name, value) for name, value in liked.items()} | with_tuples(written.get(form, {}))
 
 
 def _liked(text: str) -> Part:
-    """The part of another experiment: ``paper/item``, or ``paper/item: name of the part``."""
+    """Return a part of another experiment: ``paper/item`` or ``paper/item: part``."""
     name, _, wanted = (word.strip() for word in text.partition(":"))
     parts = read_item(name).parts
     found = [part for part in parts if part.name == wanted or not wanted]

@@ -1,4 +1,4 @@
-"""The runs of an experiment: settings of each cell in each form, and which cells share a run."""
+"""The runs of an experiment: the settings of each cell in each form, and the cells that share a run."""
 
 from __future__ import annotations
 
@@ -20,16 +20,22 @@ from polyfed.text import read_call
 
 NOT_IN_NAME = ("seed", "metric", *setting_names("machine"))
 NOT_ASKED = "not asked for"
-LEFT_OUT = "not in the {} form"
+OMITTED = "not in the {} form"
 SEEDS = {"laptop": 3, "reduced": 1}
-"""Of a smaller form that sets none."""
+"""Default number of seeds of a smaller form."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """What is asked for of an experiment: its form (full, laptop or reduced), which methods and columns (or parts), how many seeds, and settings that win over all others.
+    """The selected form of an experiment.
 
-    ``planned`` also counts cells that cannot be run yet: for estimates.
+    Attributes:
+        name: full, laptop or reduced.
+        only: Selected methods; all if empty.
+        seeds: Number of seeds.
+        changes: Settings that override all others.
+        planned: Include cells that cannot be run yet, for estimates.
+        columns: Selected columns or parts; all if empty.
     """
 
     name: str = "full"
@@ -49,29 +55,29 @@ class Form:
 
     @property
     def whole(self) -> Form:
-        """The same with every method and column: for what a cell is made from."""
+        """The same form with all methods and columns, for the sources of a cell."""
         return dataclasses.replace(self, only=(), columns=())
 
-    def asks_for(self, part: Part, column: Column) -> bool:
+    def selects(self, part: Part, column: Column) -> bool:
         """Return True if this column is selected, by its name or by the name of its part."""
         return not self.columns or bool({column.name, part.name} & set(self.columns))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: where it stands, what was published, and the settings of its runs.
+    """One cell of an experiment.
 
     Attributes:
-        item: the experiment whose runs it shows.
-        part: its part there.
-        row: its row.
-        column: its column.
-        published: what the paper has.
-        settings: the settings of its runs without the seed; None if it needs no runs.
-        seeds: how many seeds.
-        why_not: why nothing is run for it.
-        notes: how its setting differs from the paper's.
-        stands_in: whether a smaller form runs it on other data than the paper's.
+        item: The experiment whose runs it shows.
+        part: Its part there.
+        row: Its row.
+        column: Its column.
+        published: The published cell.
+        settings: Settings of its runs without the seed; None if it needs no runs.
+        seeds: Number of seeds.
+        why_not: Why it has no runs.
+        notes: Differences from the paper's setting.
+        stands_in: A smaller form runs it on different data from the paper's.
     """
 
     item: PaperItem
@@ -91,49 +97,47 @@ class Cell:
 
 
 def cells_of(item: PaperItem, form: Form) -> list[Cell]:
-    """Every cell of an experiment, row by row."""
-    _check_only(item, form.only)
-    _check_columns(item, form.columns)
+    _check_selection(item, form)
     return [cell for part in item.parts for row in part.rows for cell in _cells_of_row(item, part, row, form)]
 
 
-def _check_only(item: PaperItem, only: Sequence[str]) -> None:
-    """Refuse the name of a method that the experiment does not have."""
+def _check_selection(item: PaperItem, form: Form) -> None:
     rows = [row for part in item.parts for row in part.rows]
-    known = dict.fromkeys(name for row in rows for name in (row.name, str(row.settings.get("method", ""))) if name)
-    for name in only:
-        if name.casefold() not in {each.casefold() for each in known}:
-            raise SettingError(f"{item.name} has no method {name!r}. {nearest(name, list(known))}")
-
-
-def _check_columns(item: PaperItem, columns: Sequence[str]) -> None:
-    """Refuse a name that is neither of a column nor of a part of the experiment."""
-    known = list(
-        dict.fromkeys([*(column.name for part in item.parts for column in part.columns), *(part.name for part in item.parts)])
-    )
-    for name in columns:
-        if name not in known:
-            raise SettingError(f"{item.name} has no column {name!r}. {nearest(name, known)}")
+    methods = dict.fromkeys(name for row in rows for name in (row.name, str(row.settings.get("method", ""))) if name)
+    for name in form.only:
+        if name.casefold() not in {each.casefold() for each in methods}:
+            raise SettingError(f"{item.name} has no method {name!r}. {nearest(name, list(methods))}")
+    columns = [*(column.name for part in item.parts for column in part.columns), *(part.name for part in item.parts)]
+    for name in form.columns:
+        if name not in columns:
+            raise SettingError(f"{item.name} has no column {name!r}. {nearest(name, list(dict.fromkeys(columns)))}")
 
 
 def _cells_of_row(item: PaperItem, part: Part, row: Row, form: Form) -> Iterator[Cell]:
     for column, published in zip(part.columns, row.published, strict=True):
         if column.of:
-            yield _referred(item, part, row, column, published, form)
+            yield _cell_of_other(item, part, row, column, published, form)
             continue
         smaller = _smaller(item, part, form)
         why = _why_not(part, row, column, published, form, smaller)
         settings = None if why or column.mean or column.over else settings_of(item, part, row, column, form)
         notes = [part.differs[key] for key in ("all", column.name, row.name) if key in part.differs]
         if settings is not None:
-            notes += [*_rate_notes(row, settings), *_round_notes(settings), *_changes(item, part, row, column, form)]
+            notes += _notes(item, part, row, column, form, settings)
         seeds = form.seeds or (item.seeds if form.is_full else int(smaller.get("seeds", SEEDS[form.name])))
         other = settings is not None and read_call(settings.data).name != read_call(str(_full(part, row, column)["data"])).name
         yield Cell(item, part, row, column, published, settings, seeds, why, tuple(notes), other)
 
 
+def _notes(item: PaperItem, part: Part, row: Row, column: Column, form: Form, settings: Settings) -> list[str]:
+    """Describe how the learning rate, the reported round and the settings of a cell differ from the paper's."""
+    rounds = settings.averaged_rounds
+    averaged = [f"mean of the last {rounds} rounds (paper: the last round)"] if rounds else []
+    return [*_rate_notes(row, settings), *averaged, *_changes(item, part, row, column, form)]
+
+
 def _rate_notes(row: Row, settings: Settings) -> list[str]:
-    """Where a row's learning rate comes from, if the paper does not print it."""
+    """Describe the source of a learning rate that the paper does not print."""
     source, _, why = (word.strip() for word in row.chosen.partition(":"))
     if source in ("", PAPER):
         return []
@@ -142,21 +146,18 @@ def _rate_notes(row: Row, settings: Settings) -> list[str]:
     return [f"learning rate not printed; {settings.lr:g} was chosen on validation data ({source})"]
 
 
-def _round_notes(settings: Settings) -> list[str]:
-    """How the reported round differs from the paper's, if its last one is not taken for the result."""
-    return [f"mean of the last {settings.averaged_rounds} rounds (paper: the last round)"] if settings.averaged_rounds else []
-
-
 def _why_not(part: Part, row: Row, column: Column, published: Published, form: Form, smaller: Mapping[str, Any]) -> str:
     if not published.exists:
         return published.text
     if (part.missing or row.missing) and not form.planned:
         return f"not yet: {part.missing or row.missing}"
     names = {row.name.casefold(), str(row.settings.get("method", "")).casefold()}
-    if (form.only and not names & {name.casefold() for name in form.only}) or not form.asks_for(part, column):
+    if (form.only and not names & {name.casefold() for name in form.only}) or not form.selects(part, column):
         return NOT_ASKED
-    if _left_out(row, column, smaller):
-        return LEFT_OUT.format(form.name)
+    kept_columns, kept_rows = smaller.get("columns"), smaller.get("rows")
+    # A mean is included if one of its columns is.
+    if (kept_rows and row.name not in kept_rows) or (kept_columns and not {column.name, *column.mean} & set(kept_columns)):
+        return OMITTED.format(form.name)
     return ""
 
 
@@ -165,33 +166,25 @@ def _smaller(item: PaperItem, part: Part, form: Form) -> dict[str, Any]:
     return {**item.forms.get(form.name, {}), **part.forms.get(form.name, {})}
 
 
-def _left_out(row: Row, column: Column, smaller: Mapping[str, Any]) -> bool:
-    """Return True if a smaller form has no such cell; a mean stays if one of its columns does."""
-    kept_columns, kept_rows = smaller.get("columns"), smaller.get("rows")
-    if kept_rows and row.name not in kept_rows:
-        return True
-    return bool(kept_columns) and not {column.name, *column.mean} & set(kept_columns or ())
-
-
 def _full(part: Part, row: Row, column: Column) -> dict[str, Any]:
     return layered(part.settings, row.settings, column.settings)
 
 
 def settings_of(item: PaperItem, part: Part, row: Row, column: Column, form: Form) -> Settings:
-    """The settings of a cell's runs; the score that the part reports also chooses rounds."""
+    """Return the settings of a cell's runs. The reported metric is also used to select rounds."""
     full = _full(part, row, column)
     reported = {"metric": part.score} if part.score in FACTS["metric"].choices else {}
-    return _made(tuple(sorted(layered(reported, full, _reduction(item, part, row, full, form), form.changes).items())))
+    return _checked_settings(tuple(sorted(layered(reported, full, _reduction(item, part, row, full, form), form.changes).items())))
 
 
 @functools.cache
-def _made(values: tuple[tuple[str, Any], ...]) -> Settings:
-    """Settings are checked when they are made, which takes a while: thousands of cells share a few hundred."""
+def _checked_settings(values: tuple[tuple[str, Any], ...]) -> Settings:
+    """Cache settings, because checking them is slow and thousands of cells share a few hundred."""
     return Settings(**dict(values))
 
 
 def _reduction(item: PaperItem, part: Part, row: Row, full: Mapping[str, Any], form: Form) -> dict[str, Any]:
-    """Return the settings that a smaller form changes; rounds above those of the full form stay as they are."""
+    """Return the settings that a smaller form changes. It never increases the number of rounds."""
     layers = (each.forms.get(form.name, {}) for each in (item, part, row))
     changes = layered(*({name: value for name, value in layer.items() if name not in OF_FORM} for layer in layers))
     for budget in ("rounds", "total_epochs"):
@@ -203,16 +196,18 @@ def _reduction(item: PaperItem, part: Part, row: Row, full: Mapping[str, Any], f
 def _changes(item: PaperItem, part: Part, row: Row, column: Column, form: Form) -> list[str]:
     full = _full(part, row, column)
     notes = []
-    for words, changes in (
+    for label, changes in (
         (form.name, _reduction(item, part, row, full, form)),
         ("changed by the user", form.changes),
     ):
-        told = [
+        changed = [
             f"{name} {value} (paper: {full.get(name, _default(name))})"
             for name, value in changes.items()
-            if _matters(name, value, full) and (changes is form.changes or name not in form.changes)
+            if name not in NOT_IN_NAME
+            and value != full.get(name, _default(name))
+            and (changes is form.changes or name not in form.changes)
         ]
-        notes += [f"{words}: {', '.join(told)}"] if told else []
+        notes += [f"{label}: {', '.join(changed)}"] if changed else []
     return notes
 
 
@@ -220,12 +215,8 @@ def _default(name: str) -> Any:
     return getattr(Settings, name)
 
 
-def _matters(name: str, value: Any, full: Mapping[str, Any]) -> bool:
-    return name not in NOT_IN_NAME and value != full.get(name, _default(name))
-
-
-def _referred(item: PaperItem, own: Part, row: Row, column: Column, published: Published, form: Form) -> Cell:
-    """A cell of another experiment, with the number that this one prints."""
+def _cell_of_other(item: PaperItem, own: Part, row: Row, column: Column, published: Published, form: Form) -> Cell:
+    """Return a cell of another experiment, with the number that this one prints."""
     if not published.exists:
         return Cell(item, own, row, column, published, None, 1, published.text)
     other = read_item(column.of)
@@ -239,17 +230,15 @@ def _referred(item: PaperItem, own: Part, row: Row, column: Column, published: P
                     if cell.column.name == (column.column or column.name)
                 ]
                 if found:
-                    asked: object = not form.only or {row.name.casefold(), str(its_row.settings.get("method", "")).casefold()} & {
-                        name.casefold() for name in form.only
-                    }
-                    asked = asked and form.asks_for(own, column)
-                    why = found[0].why_not if asked else NOT_ASKED
+                    names = {row.name.casefold(), str(its_row.settings.get("method", "")).casefold()}
+                    selected = not form.only or names & {name.casefold() for name in form.only}
+                    why = found[0].why_not if selected and form.selects(own, column) else NOT_ASKED
                     return dataclasses.replace(found[0], published=published, why_not=why)
     raise SettingError(f"{column.of} has no cell in row {row.name!r} and column {column.column or column.name!r}.")
 
 
 def sources_of(cell: Cell, form: Form) -> list[Cell]:
-    """The cells that a mean is taken over, in a smaller form those that it has; the cell itself where it is no mean."""
+    """Return the cells of a mean that the form contains, or the cell itself if it is not a mean."""
     whole = form.whole
     if cell.column.over:
         targets = _smaller(cell.item, cell.part, form).get("targets")
@@ -258,14 +247,14 @@ def sources_of(cell: Cell, form: Form) -> list[Cell]:
     if not cell.column.mean:
         return [cell]
     row = [each for name in cell.column.mean for each in _named_cells(cell, name, whole)]
-    found = [each for each in row if each.why_not != LEFT_OUT.format(form.name)]
+    found = [each for each in row if each.why_not != OMITTED.format(form.name)]
     note = (f"{form.name}: mean over {', '.join(each.column.name for each in found)} only",) if len(found) < len(row) else ()
     sources = [source for each in found for source in sources_of(each, form)]
     return [dataclasses.replace(each, notes=(*each.notes, *note)) for each in sources]
 
 
 def _named_cells(cell: Cell, name: str, form: Form) -> list[Cell]:
-    """The cell of the same row in a column of this part, or of another one: ``part, column``. Means of means have as many columns each."""
+    """Return the cells of the same row in a column of this part, or of another one (``part, column``)."""
     return [
         each
         for part in cell.item.parts
@@ -277,23 +266,22 @@ def _named_cells(cell: Cell, name: str, form: Form) -> list[Cell]:
 
 
 def _over(cell: Cell, more: Mapping[str, Any], form: Form, shortened: bool) -> Cell:
-    """One of the runs that a column is the mean of."""
     column = dataclasses.replace(cell.column, over=(), settings={**cell.column.settings, **more})
     settings = settings_of(cell.item, cell.part, cell.row, column, form)
-    notes = [*_rate_notes(cell.row, settings), *_round_notes(settings), *_changes(cell.item, cell.part, cell.row, column, form)]
+    notes = _notes(cell.item, cell.part, cell.row, column, form, settings)
     notes += [f"{form.name}: mean over {', '.join(more.get('unseen', ()))} only"] if shortened else []
     return dataclasses.replace(cell, column=column, settings=settings, notes=(*cell.notes, *notes))
 
 
 @functools.cache
 def canonical(method: str) -> str:
-    """Return the text of a method without its default options, so that equal methods share a folder."""
+    """Return a method expression without default options, so that equal methods share a folder."""
     return str(parse(method))
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Runs that differ in their seed only, and that one cell or several read."""
+    """Runs of one or more cells that differ only in their seed."""
 
     settings: Settings
     seeds: int
@@ -306,7 +294,7 @@ class PlannedRun:
 
 @functools.cache
 def folder_of(settings: Settings) -> str:
-    """The name of the folder of runs with these settings, whatever their seed; a new setting at its default does not change it."""
+    """Return the folder name for runs with these settings and any seed. Settings with default values do not change it."""
     names = [name for name in setting_names() if name not in NOT_IN_NAME and getattr(settings, name) != _default(name)]
     values = {name: getattr(settings, name) for name in names}
     written = json.dumps(values | {"method": canonical(settings.method)}, sort_keys=True, default=list).encode()
@@ -314,7 +302,7 @@ def folder_of(settings: Settings) -> str:
 
 
 def planned_runs(cells: Sequence[Cell], form: Form) -> dict[str, PlannedRun]:
-    """The runs of cells, each once, by their folders."""
+    """Return the runs of cells without duplicates, by folder name."""
     runs: dict[str, PlannedRun] = {}
     for cell in cells:
         if cell.why_not:

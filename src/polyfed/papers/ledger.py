@@ -1,8 +1,4 @@
-"""The ledger: one small JSON file for each finished run, from which results pages are generated without any run folder.
-
-A record has the run's settings and method, the command that repeats it, commit, versions, digest, cost, scores by domain, curves and
-which test images were right. ``papers/recording.py`` makes records of finished runs.
-"""
+"""The ledger: one small JSON record per finished run, from which the results pages are generated without run folders."""
 
 from __future__ import annotations
 
@@ -29,9 +25,9 @@ from polyfed.settings import FACTS, Settings
 FORMAT = 1
 FINISHED, DIVERGED = STATES = ("finished", "diverged")
 _ALWAYS = ("data", "model", "rounds", "lr", "optimizer", "batch_size", "local_epochs", "selection")
-"""Settings that every record has, so that a new default does not change what it means."""
+"""Settings in every record, so that a new default does not change its meaning."""
 VARIANT = ("amp", "layout", "backend")
-"""Settings that change rounding, not the experiment: a cell shows such runs with a mark."""
+"""Settings that change only rounding. A cell shows such runs with a mark."""
 LAST, MEAN_LAST = "last", "mean_last"
 LAST_ONLY = "last round only"
 _MACHINE_PATH = re.compile(r"(?<![\w.:/])(?:~|/(?:home|work|tmp|root|Users|mnt|media|data|opt|var|srv))/")
@@ -43,28 +39,28 @@ class Record:
     """One run of the ledger.
 
     Attributes:
-        identity: the name of its settings, without the seed.
-        seed: the seed.
+        identity: Name of its settings without the seed.
+        seed: Seed.
         state: finished or diverged.
-        settings: settings that are not defaults, and those of ``_ALWAYS``; no folder of the machine.
-        method: the method with every option.
-        command: the command that repeats the run; the folder of the data is DATA.
-        commit: the commit that trained it.
-        versions: versions of Python and packages.
-        machine: the kind of machine.
-        digest: the digest of the final state.
+        settings: Settings that differ from the defaults, and those of ``_ALWAYS``, without local folders.
+        method: Method with all options.
+        command: Command that repeats the run, with DATA as the data folder.
+        commit: Commit of polyfed.
+        versions: Versions of Python and packages.
+        machine: Type of the machine.
+        digest: Digest of the final state.
         cost: cpu_seconds, seconds, bytes_up, bytes_down.
-        rounds: rounds that were trained; of a diverged run, the round that failed.
-        selected_round: the round whose model counts.
-        last_rounds: rounds whose test scores are averaged; empty if one round counts.
-        scores: test scores by view and domain: fractions, with ``count``.
-        by_round: test scores of every scored round: ``rounds``, and ``scores`` with a list for each measure.
-        validation: the mean validation score of clients by round: ``rounds``, and a list for each measure. No test score.
-        right: packed bits of the test images that were classified correctly, by view, client and domain.
-        data: the packed files that the data came from.
-        analyses: what was measured in the models, by the kind of analysis.
-        error: why a run diverged.
-        notes: remarks that pages show.
+        rounds: Number of trained rounds; for a diverged run, the round that failed.
+        selected_round: Round of the reported model.
+        last_rounds: Rounds whose test scores are averaged; empty if one round is reported.
+        scores: Test scores by view and domain, as fractions, with ``count``.
+        by_round: Test scores of all evaluated rounds: ``rounds``, and ``scores`` with one list per metric.
+        validation: Mean validation scores of clients: ``rounds``, and one list per metric.
+        right: Packed bits of the correctly classified test images, by view, client and domain.
+        data: Packed data files.
+        analyses: Measured values by kind of analysis.
+        error: Why the run diverged.
+        notes: Remarks for the pages.
     """
 
     identity: str
@@ -96,7 +92,7 @@ class Record:
 
     @functools.cached_property
     def full_settings(self) -> Settings:
-        """The settings with defaults filled in and every option of the method."""
+        """The settings with defaults and all options of the method."""
         return Settings.from_dict({**self.settings, "method": self.method, "seed": self.seed}, self.file)
 
     @property
@@ -104,7 +100,7 @@ class Record:
         return str(self.settings["selection"])
 
     def rows(self) -> list[Row]:
-        """The test scores as rows of an evaluation, one for each view and domain."""
+        """Return the test scores as evaluation rows, one per view and domain."""
         return [_row(one) for one in self.scores]
 
     def rows_by_round(self) -> dict[int, list[Row]]:
@@ -113,11 +109,11 @@ class Record:
         return {number: [_row(one, place) for one in many] for place, number in enumerate(rounds)}
 
     def is_right(self) -> dict[tuple[str, str, str], np.ndarray]:
-        """Whether each test image was classified correctly, by view, client and domain."""
+        """Return for each test image if it was classified correctly, by view, client and domain."""
         return {(one["view"], one["client"], one["domain"]): _unpacked_bits(one["bits"], one["count"]) for one in self.right}
 
     def as_json(self) -> dict[str, Any]:
-        """Return the record as plain values, without empty ones."""
+        """Convert the record to plain values, without empty ones."""
         plain = {"format": FORMAT, **{item.name: getattr(self, item.name) for item in dataclasses.fields(self)}}
         return {name: value for name, value in plain.items() if not (name in OPTIONAL and value in (None, "", (), [], {}))}
 
@@ -135,7 +131,7 @@ KINDS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("settings", "versions", "cost", "by_round", "validation", "analyses"), (dict,)),
     **dict.fromkeys(("last_rounds", "scores", "right", "notes"), (list,)),
 }
-"""The JSON types of entries; all others are text."""
+"""JSON types of entries; all others are strings."""
 
 
 def _row(one: Mapping[str, Any], place: int | None = None) -> Row:
@@ -148,7 +144,7 @@ def _row(one: Mapping[str, Any], place: int | None = None) -> Row:
 
 
 def recorded_settings(settings: Settings) -> dict[str, Any]:
-    """The settings that a record keeps: those that are not defaults, and those of ``_ALWAYS``; lists for tuples."""
+    """Return the settings for a record: those that differ from the defaults, and those of ``_ALWAYS``, with lists instead of tuples."""
     written = settings.to_dict()
     return {
         name: written.get(name)
@@ -159,10 +155,10 @@ def recorded_settings(settings: Settings) -> dict[str, Any]:
 
 @functools.cache
 def identity_of(settings: Settings) -> str:
-    """The name of runs with these settings, whatever their seed and machine.
+    """Return the name of runs with these settings, for any seed and machine.
 
-    It does not change when a setting or an option of a method is added, since defaults do not count. Further test scores
-    (``evaluate_last``) do not count either: they change neither the training nor the chosen round.
+    New settings and method options do not change it, because defaults are omitted. ``evaluate_last`` is omitted as well: additional test
+    scores affect neither the training nor the selected round.
     """
     method, counted = canonical(settings.method), recorded_settings(settings)
     counted.pop("evaluate_last", None)
@@ -172,7 +168,7 @@ def identity_of(settings: Settings) -> str:
 
 @functools.cache
 def loose_identity(settings: Settings) -> str:
-    """The identity without what changes only rounding or evaluation: runs with the same one can stand for each other, with a mark."""
+    """Return the identity without settings that affect only rounding or evaluation. Such runs can replace each other, with a mark."""
     changes: dict[str, Any] = {name: DEFAULTS[name] for name in VARIANT}
     if settings.selection.split("(")[0] in (LAST, MEAN_LAST):
         changes |= {"evaluate_every": DEFAULTS["evaluate_every"], "selection": LAST}
@@ -180,7 +176,7 @@ def loose_identity(settings: Settings) -> str:
 
 
 def marks_of(record: Record, wanted: Settings) -> tuple[str, ...]:
-    """In what a record differs from the settings of a cell, and its notes."""
+    """Return the differences between a record and the settings of a cell, and the record's notes."""
     found = [str(value) for name in VARIANT if (value := getattr(record.full_settings, name)) != getattr(wanted, name)]
     if record.selection == LAST and wanted.selection.startswith(MEAN_LAST):
         found.append(LAST_ONLY)
@@ -190,7 +186,7 @@ def marks_of(record: Record, wanted: Settings) -> tuple[str, ...]:
 
 
 def packed_bits(right: np.ndarray) -> str:
-    """Booleans as text: eight to a byte, base64.
+    """Encode booleans as bits in base64.
 
     >>> packed_bits(np.array([True, False, True])), _unpacked_bits("oA==", 3).tolist()
     ('oA==', [True, False, True])
@@ -204,84 +200,82 @@ def _unpacked_bits(text: str, count: int) -> np.ndarray:
 
 
 def read_record(path: Path) -> Record:
-    """Read one file of a ledger; anything unexpected in it is an error that names the file."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RunFolderError(f"{path.name} is no record of a run: {error}. Restore the file from a backup.") from error
+        raise RunFolderError(f"{path.name} is not a valid run record: {error}. Restore the file from a backup.") from error
     record = record_from(document, path.name)
     if record.file != path.name:
-        raise RunFolderError(f"{path.name} holds the record of {record.file}. Rename the file.")
+        raise RunFolderError(f"{path.name} contains the record of {record.file}. Rename the file.")
     return record
 
 
 def record_from(document: Any, where: str) -> Record:
-    """A record from plain values, checked."""
-
-    def refuse(why: str) -> RunFolderError:
-        return RunFolderError(f"{where} is no record of a run: {why}. Restore the file from a backup.")
+    def invalid(why: str) -> RunFolderError:
+        return RunFolderError(f"{where} is not a valid run record: {why}. Restore the file from a backup.")
 
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise refuse(f"its format is not {FORMAT}")
+        raise invalid(f"its format is not {FORMAT}")
     values = {name: value for name, value in document.items() if name != "format"}
     for name in values:
         if name not in NAMES:
-            raise refuse(f"there is no entry {name!r}. {nearest(name, NAMES)}".rstrip("."))
+            raise invalid(f"unknown entry {name!r}. {nearest(name, NAMES)}".rstrip("."))
     for name in NAMES:
         if name not in values and name not in OPTIONAL:
-            raise refuse(f"{name} is missing")
+            raise invalid(f"{name} is missing")
         kinds = KINDS.get(name, (str,))
         if name in values and (not isinstance(values[name], kinds) or isinstance(values[name], bool)):
-            raise refuse(f"{name} is {values[name]!r:.60}")
+            raise invalid(f"{name} is {values[name]!r:.60}")
     if values["state"] not in STATES:
-        raise refuse(f"its state is {values['state']!r}")
+        raise invalid(f"its state is {values['state']!r}")
     if "selection" not in values["settings"]:
-        raise refuse("its settings have no selection")
+        raise invalid("its settings have no selection")
     require_portable(document, where)
     for one in values.get("right", ()):
         if not {"view", "client", "domain", "count", "bits"} <= set(one):
-            raise refuse("an entry of right is incomplete")
+            raise invalid("an entry of right is incomplete")
     record = Record(**values)
-    _require_curves(record, refuse)
+    _require_curves(record, invalid)
     Settings.from_dict({**record.settings, "method": record.method, "seed": record.seed}, where)
     return record
 
 
-def _require_curves(record: Record, refuse: Any) -> None:
-    """Lists of a curve are as long as its rounds; a validation curve has no score by domain or view."""
+def _require_curves(record: Record, invalid: Any) -> None:
+    """Check that each curve has one value per round, and that validation scores have no domain or view."""
     length = len(record.validation.get("rounds", ()))
     for name, values in record.validation.items():
         if not isinstance(values, list) or len(values) != length or any(isinstance(value, dict | list) for value in values):
-            raise refuse(f"validation {name} is no list of {length} numbers")
+            raise invalid(f"validation {name} must be a list of {length} numbers")
     length = len(record.by_round.get("rounds", ()))
     for one in record.by_round.get("scores", ()):
         if any(isinstance(value, list) and len(value) != length for value in one.values()):
-            raise refuse(f"a test curve does not have {length} rounds")
+            raise invalid(f"a test curve does not have {length} rounds")
 
 
 def require_portable(document: Any, where: str) -> None:
-    """Refuse a record that names a folder of a machine."""
+    """Raise an error if a record contains a local folder."""
     if found := _MACHINE_PATH.search(json.dumps(document)):
         text = json.dumps(document)[found.start() : found.start() + 60]
-        raise RunFolderError(
-            f"{where} names a folder of this machine ({text}...). Records must not: write DATA or a relative path."
-        )
+        raise RunFolderError(f"{where} contains a local folder ({text}...). Write DATA or a relative path instead.")
 
 
 def write_record(folder: Path, record: Record) -> Path:
-    """Write a record. A record of the same run must have the same digest; what either of them measured is kept then.
+    """Write a record, or merge it with an existing record of the same run and return its path.
 
     Args:
-        folder: the ledger.
-        record: what is written.
+        folder: The ledger.
+        record: The record.
+
+    Raises:
+        RunFolderError: If the existing record has a different digest or state.
     """
     path = folder / record.file
     if path.exists():
         before = read_record(path)
         if before.digest != record.digest or before.state != record.state:
             raise RunFolderError(
-                f"{path.name} is in the ledger with digest {before.digest[:16] or before.state}, and this run has "
-                f"{record.digest[:16] or record.state}. Find out which is right and remove the other."
+                f"{path.name} exists in the ledger with digest {before.digest[:16] or before.state}, but this run has "
+                f"{record.digest[:16] or record.state}. Determine which one is correct, and remove the other."
             )
         longer = max(before.by_round, record.by_round, key=lambda each: len(each.get("rounds", ())))
         record = dataclasses.replace(before, analyses={**before.analyses, **record.analyses}, by_round=longer)
@@ -295,13 +289,13 @@ def write_record(folder: Path, record: Record) -> Path:
 
 
 def text_of(document: Mapping[str, Any]) -> str:
-    """A record as text: one entry per line, so that changes can be read."""
+    """Format a record with one entry per line, for readable diffs."""
     lines = [f" {json.dumps(name)}: {json.dumps(value, separators=(',', ':'))}" for name, value in document.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 class Ledger:
-    """All records of a folder, by what they are runs of."""
+    """All records of a folder, by settings."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.records = sorted(records, key=lambda one: (one.identity, one.seed))
@@ -310,25 +304,23 @@ class Ledger:
         for record in self.records:
             before = known.setdefault((identity_of(record.full_settings), record.seed), record)
             if before is not record:
-                raise RunFolderError(f"{record.file} and {before.file} are the same run. Remove one of them.")
+                raise RunFolderError(f"{record.file} and {before.file} are records of the same run. Remove one of them.")
             self.loose.setdefault(loose_identity(record.full_settings), []).append(record)
 
     @classmethod
     def read(cls, folder: Path) -> Ledger:
-        """The records of a folder; without the folder, none."""
         return cls(read_record(path) for path in sorted(folder.glob("*.json")))
 
     def exact(self, settings: Settings) -> dict[int, Record]:
-        """The records with exactly these settings, by seed."""
         wanted = identity_of(settings)
         return {one.seed: one for one in self.loose.get(loose_identity(settings), []) if identity_of(one.full_settings) == wanted}
 
     def find(self, settings: Settings) -> dict[int, Record]:
-        """The records for a cell, by seed.
+        """Return the records for a cell, by seed.
 
-        Runs that differ only in precision, memory layout, backend or selection of the last rounds count as well, but are never mixed:
-        the group with the most seeds is taken; of two groups with equally many, the one with these settings. Runs of a group may differ
-        in which rounds were scored besides; of two for the same seed, the one with exactly these settings is taken.
+        Runs may differ in precision, memory layout, backend or selection of the last rounds, but these groups are never mixed. The group
+        with the most seeds is used, and among equal ones that with these settings. Runs of a group may differ in the evaluated rounds;
+        of two runs with the same seed, the one with exactly these settings is used.
         """
         groups: dict[tuple[str, ...], dict[int, Record]] = {}
         exact = self.exact(settings)
@@ -342,5 +334,4 @@ class Ledger:
 
 
 def _variant(settings: Settings) -> tuple[str, ...]:
-    """Return the values that must be equal in all runs of a cell."""
     return tuple(str(getattr(settings, name)) for name in (*VARIANT, "selection"))

@@ -1,4 +1,4 @@
-"""The page of a reproduced experiment, in Markdown and in HTML: the paper's table with ours, pictures, commands, digests, versions."""
+"""The page of a reproduced experiment in Markdown and HTML: published and reproduced tables, figures, command, digests and versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from polyfed.papers.grid import NOT_ASKED, Form
 from polyfed.papers.reproduction import Outcome, Reproduction
 from polyfed.runs.folder.atomic_write import write_atomically
 
-LEGEND = "Each cell: published / ours (ours minus published), then the marks of what differs from the paper. n/a: not available as a number."
+LEGEND = (
+    "Each cell: published / ours (ours minus published), then marks for differences from the paper. n/a: not available as a number."
+)
 _HTML_STYLE = (
     "body{max-width:70rem;margin:2rem auto;padding:0 1rem;font:16px/1.5 system-ui,sans-serif;color:#1c2024;background:#fff}"
     "table{border-collapse:collapse;font-size:.9rem}th,td{padding:.3rem .6rem;border-bottom:1px solid #dde1e6;text-align:left}"
@@ -27,21 +29,21 @@ _HTML_STYLE = (
 
 
 class Footnotes:
-    """Gives every sentence a mark, the same each time."""
+    """Assigns a mark to every footnote text."""
 
     def __init__(self) -> None:
         self.marks: dict[str, str] = {}
 
-    def mark(self, sentences: Sequence[str]) -> str:
-        """The marks of sentences: a, b, ..., z, aa, ab, ..."""
-        return ",".join(self.marks.setdefault(sentence, letters(len(self.marks))) for sentence in sentences)
+    def mark(self, texts: Sequence[str]) -> str:
+        """Return the marks of texts: a, b, ..., z, aa, ab, ..."""
+        return ",".join(self.marks.setdefault(text, letters(len(self.marks))) for text in texts)
 
     def lines(self) -> list[str]:
-        return [f"{mark}) {sentence}." for sentence, mark in self.marks.items()]
+        return [f"{mark}) {text}." for text, mark in self.marks.items()]
 
 
 def letters(number: int) -> str:
-    """The number as letters.
+    """Convert a number to letters.
 
     >>> letters(0), letters(25), letters(26)
     ('a', 'z', 'aa')
@@ -52,7 +54,7 @@ def letters(number: int) -> str:
 
 @dataclass
 class ShownTable:
-    """One part as text: a head, and lines of cells."""
+    """The table of one part: header and lines of cells."""
 
     name: str
     head: list[str]
@@ -60,7 +62,7 @@ class ShownTable:
 
 
 def shown_tables(found: Reproduction, footnotes: Footnotes) -> list[ShownTable]:
-    """A table for each part of which something is asked for: published, ours and the difference in each cell."""
+    """Return a table for each part with selected cells: published number, ours and the difference."""
     tables = []
     for part, outcomes in found.parts():
         if any(one.state != NOT_ASKED and one.cell.published.exists for one in outcomes):
@@ -73,23 +75,21 @@ def shown_table(part: Part, outcomes: Sequence[Outcome], footnotes: Footnotes) -
     width = len(part.columns)
     for number, row in enumerate(part.rows):
         cells = outcomes[number * width : (number + 1) * width]
-        table.lines.append([row.name, *(_cell_words(one, footnotes) for one in cells)])
+        table.lines.append([row.name, *(_format_cell(one, footnotes) for one in cells)])
     return table
 
 
-def _cell_words(one: Outcome, footnotes: Footnotes) -> str:
-    """A cell: published, ours, difference, and the marks of what differs."""
+def _format_cell(one: Outcome, footnotes: Footnotes) -> str:
     if not one.cell.published.exists:
         return "–"
     marks = footnotes.mark(one.notes)
     difference = one.difference
     digits = UNITS[one.cell.part.unit][1]
-    words = f"{one.cell.published} / {one.words()}" + ("" if difference is None else f" ({difference:+.{digits}f})")
-    return f"{words} {marks}" if marks else words
+    text = f"{one.cell.published} / {one.words()}" + ("" if difference is None else f" ({difference:+.{digits}f})")
+    return f"{text} {marks}" if marks else text
 
 
 def _command_of(item: PaperItem, form: Form) -> str:
-    """The command that makes this page again; the folder of the data is the reader's own."""
     words = ["polyfed", "reproduce", item.name, *([] if form.is_full else ["--form", form.name])]
     words += [word for name in form.only for word in ("--only", name)]
     words += [word for name in form.columns for word in ("--column", name)]
@@ -99,23 +99,23 @@ def _command_of(item: PaperItem, form: Form) -> str:
 
 
 def write_page(found: Reproduction) -> Path:
-    """Write both pages and the pictures; the Markdown file is returned."""
+    """Write both pages and the figures, and return the Markdown file."""
     page = found.page
     page.parent.mkdir(parents=True, exist_ok=True)
-    drawn = {f"{page.stem}-{number}{one.suffix}": one for number, one in enumerate(pictures(found), 1)}
-    for name, one in drawn.items():
+    files = {f"{page.stem}-{number}{one.suffix}": one for number, one in enumerate(pictures(found), 1)}
+    for name, one in files.items():
         write_atomically(page.parent / name, one.file)
-    blocks = list(_blocks(found, drawn))
+    blocks = list(_blocks(found, files))
     write_atomically(page, ("\n\n".join(_markdown(kind, content) for kind, content in blocks) + "\n").encode())
     write_atomically(page.with_suffix(".html"), _html(blocks).encode())
     return page
 
 
 def sentences(found: Reproduction) -> list[str]:
-    """What is said before the tables."""
+    """Return the paragraphs before the tables."""
     item = found.item
     form = (
-        "Full form: the paper's setting, but for what the marks say."
+        "Full form: the paper's setting, except for the marked differences."
         if found.form.is_full
         else f"{found.form.name.capitalize()} form: this is not the paper's setting."
     )
@@ -123,12 +123,11 @@ def sentences(found: Reproduction) -> list[str]:
 
 
 def verdicts(found: Reproduction) -> list[str]:
-    """Report how our runs compare with the orders in the claim."""
     return [str(one) for one in judged_orders(found)]
 
 
 def problem_sentences(found: Reproduction) -> list[str]:
-    """What kept runs from being trained, once for all runs that it is true of; the folder of the data is the reader's own here too."""
+    """Return one message per problem, with all runs that it prevented and with DATA as the data folder."""
     runs: dict[str, list[str]] = {}
     root = str(found.form.changes.get("root") or "DATA")
     for name, problem in found.problems.items():
@@ -137,35 +136,34 @@ def problem_sentences(found: Reproduction) -> list[str]:
 
 
 def analysis_sentences(found: Reproduction) -> list[str]:
-    """What the analyses of the runs found, and to which runs they do not apply."""
-    told = []
+    """Return the findings of the analyses, and the runs to which they do not apply."""
+    texts = []
     for name, one in found.analyses.items():
         start = f"{name}: " if name else ""
-        told += [f"{start}{one.found.title}. {one.found.sentence}"] if one.found is not None else []
-        told += [f"{start}{reason}" for reason in one.skipped]
-    return told
+        texts += [f"{start}{one.found.title}. {one.found.sentence}"] if one.found is not None else []
+        texts += [f"{start}{reason}" for reason in one.skipped]
+    return texts
 
 
 _Block = tuple[str, Any]
 """A kind (title, heading, paragraph, table, items, picture or command) and its content."""
 
 
-def _blocks(found: Reproduction, drawn: dict[str, Picture]) -> Iterator[_Block]:
-    """The content of a page, one block after the other."""
+def _blocks(found: Reproduction, files: dict[str, Picture]) -> Iterator[_Block]:
     item, footnotes = found.item, Footnotes()
     yield "title", f"{item.paper}, {item.item}: {item.title}"
-    for sentence in [*sentences(found), LEGEND]:
-        yield "paragraph", sentence
+    for paragraph in [*sentences(found), LEGEND]:
+        yield "paragraph", paragraph
     for table in shown_tables(found, footnotes):
         if table.name:
             yield "heading", table.name
         yield "table", (table.head, table.lines)
-    for sentence in [*footnotes.lines(), *analysis_sentences(found)]:
-        yield "paragraph", sentence
+    for paragraph in [*footnotes.lines(), *analysis_sentences(found)]:
+        yield "paragraph", paragraph
     if item.orders:
-        yield "heading", "Orders that the claim names"
+        yield "heading", "Rankings in the claim"
         yield "items", verdicts(found)
-    for name, one in drawn.items():
+    for name, one in files.items():
         yield "picture", (name, one)
     yield "heading", "Command, runs, versions"
     yield "command", _command_of(item, found.form)

@@ -1,4 +1,4 @@
-"""A run trained or resumed on its own and turned into a record of the ledger."""
+"""Train or resume a run, and convert it to a ledger record."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ _NOT_REPEATED = ("data", "method", "seed", "root", "workers", "checkpoint_every"
 _OF_VERSIONS = ("machine", "commit")
 _ROUND = re.compile(r"(?:in round|Round) (\d+)")
 _BY_ROUND = ("accuracy", "balanced_accuracy", "mean_iou")
-"""Measures whose curves a record has: those that experiments report. Balanced accuracy is left out if it equals accuracy."""
+"""Metrics that a record contains by round. Balanced accuracy is omitted if it equals accuracy."""
 
 
 def train_recorded(
     settings: Settings, folder: Path, analyses: Iterable[str] = (), callbacks: Sequence[Callback] | None = None
 ) -> Record:
-    """Train, resume or read back one run, and return its record. A run that ends in NaN has a record too.
+    """Train, resume or read one run, and return its record. A run that diverges has a record as well.
 
     Args:
-        settings: with the seed; ``root`` is the folder of the data.
-        folder: where the run folder is, or will be: ``folder/NAME OF THE SETTINGS/NAME OF THE RUN``.
-        analyses: kinds of analyses that the record needs.
-        callbacks: Called for the run.
+        settings: Settings with the seed and the data folder ``root``.
+        folder: Parent folder. The run folder is ``folder/SETTINGS/RUN``.
+        analyses: Kinds of analyses to record.
+        callbacks: Callbacks of the run.
     """
     runs = ComparedRuns(settings, settings.method, folder=folder / folder_of(settings), callbacks=callbacks)
     (run,) = runs.runs
@@ -69,7 +69,7 @@ def train_recorded(
     except (NotFinite, TooFewReplies) as error:
         if isinstance(error, TooFewReplies) and settings.drop:
             raise
-        # Without simulated failures, replies are missing only because their values are out of bounds.
+        # Without simulated failures, only replies with values out of bounds are missing.
         found, _ = runs.folder_of(run, experiment)
         assert found is not None
         return diverged(settings, found, str(error))
@@ -78,12 +78,12 @@ def train_recorded(
 
 
 def record_of(result: Result, settings: Settings, analyses: Iterable[str] = ()) -> Record:
-    """The record of a finished run.
+    """Build the record of a finished run.
 
     Args:
-        result: the run, with its folder.
-        settings: what was requested, before data or model filled anything in.
-        analyses: kinds of analyses that the record needs.
+        result: The run, with its folder.
+        settings: Requested settings, before defaults of the data or model were filled in.
+        analyses: Kinds of analyses to record.
     """
     assert result.path is not None
     folder, summary = RunFolder(result.path), result.summary()
@@ -116,7 +116,7 @@ def record_of(result: Result, settings: Settings, analyses: Iterable[str] = ()) 
 
 
 def diverged(settings: Settings, folder: RunFolder, error: str) -> Record:
-    """The record of a run that ended in NaN: how far it came, and why it ended."""
+    """Build the record of a diverged run, with the last round and the error."""
     lines = folder.metrics()
     found = _ROUND.search(error)
     reached = int(found[1]) if found else max((int(line["round"]) for line in lines), default=0)
@@ -135,7 +135,7 @@ def diverged(settings: Settings, folder: RunFolder, error: str) -> Record:
 
 
 def _identified(settings: Settings, folder: RunFolder, method: str) -> dict[str, Any]:
-    """What both kinds of records say of their run."""
+    """Return the entries that finished and diverged runs have in common."""
     made_with = folder.document().get("made_with", {})
     full = dataclasses.replace(settings, method=method)
     return {
@@ -151,7 +151,7 @@ def _identified(settings: Settings, folder: RunFolder, method: str) -> dict[str,
 
 
 def command_of(settings: Settings) -> str:
-    """The ``polyfed run`` command that repeats a run; the folder of the data is DATA."""
+    """Return the ``polyfed run`` command that repeats a run, with DATA as the data folder."""
     values = {**DEFAULTS, **settings.to_dict()}
     words = ["polyfed", "run", settings.data, "--method", settings.method]
     given = [name for name in ("lr", "optimizer", "batch_size") if not isinstance(getattr(settings, name), Unset)]
@@ -160,7 +160,7 @@ def command_of(settings: Settings) -> str:
 
 
 def scores_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Every measure by view and domain, over the clients of a domain."""
+    """Return all metrics by view and domain, over the clients of a domain."""
     tables = {measure: accuracy_table(rows, measure) for measure in MEASURES}
     found = []
     for view in ("seen", "unseen"):
@@ -173,7 +173,7 @@ def scores_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _curves_of_tests(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The test scores of every scored round, as lists over the rounds that scored all domains; nothing if there are none."""
+    """Return the test scores by round, for the rounds that evaluated all domains; empty if there are none."""
     rows = scored_rounds(lines)
     if not rows:
         return {}
@@ -192,7 +192,7 @@ def _curves_of_tests(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def validation_curve(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The mean validation score over clients by round; nothing if validation data was not scored."""
+    """Return the mean validation scores of clients by round; empty if there are none."""
     by_round: dict[int, list[Mapping[str, Any]]] = {}
     for line in lines:
         if line["view"] == "validation":
@@ -206,12 +206,12 @@ def validation_curve(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _distinct(curves: Mapping[str, list[float]]) -> dict[str, list[float]]:
-    """Curves without one of balanced accuracy that equals that of accuracy."""
+    """Omit curves that equal the accuracy curve."""
     return {name: values for name, values in curves.items() if name == "accuracy" or values != curves.get("accuracy")}
 
 
 def _right_of(result: Result) -> list[dict[str, Any]]:
-    """Which test images were classified correctly, packed; nothing for tasks whose labels are not classes."""
+    """Return packed bits of the correctly classified test images; empty if the labels are not classes."""
     found = []
     for (view, client, domain), one in sorted(result.answers.items()):
         labels, given = np.asarray(one["labels"]), np.asarray(one["answers"])
@@ -223,7 +223,7 @@ def _right_of(result: Result) -> list[dict[str, Any]]:
 
 
 def _packed_files(source: str) -> str:
-    """The packed files that data came from, which are smaller than the published ones; empty for others.
+    """Return the packed files of the data, which are smaller than the published ones; empty for other data.
 
     >>> (
     ...     _packed_files("packed vlcs_mini96.tar (187 images), stratified 70/30: LabelMe 53/12/12"),

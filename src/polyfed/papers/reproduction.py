@@ -28,12 +28,12 @@ from polyfed.studies.compare.compare import ComparedRuns
 FOLDER = "runs/reproduce"
 NO_DATA, NOT_RUN, FAILED, NOT_MEASURED = "no data", "not run", "failed", "not measured"
 MADE = " (made)"
-"""Ends the name of a domain that is made by a recipe here, in the place of published files."""
+"""Suffix of a domain that polyfed generates instead of reading published files."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The record of a finished run, its folder if there is one, and in what it differs from the cell's settings."""
+    """The record of a finished run, its folder if it exists, and its differences from the cell's settings."""
 
     record: Record
     path: str = ""
@@ -49,7 +49,6 @@ class Trained:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """Its test scores; none if it diverged."""
         return self.record.rows()
 
     @cached_property
@@ -66,11 +65,11 @@ class Outcome:
     """A cell with our number.
 
     Attributes:
-        cell: the cell.
-        values: our number by seed, in the paper's unit.
-        state: why there is no number; empty if there is one.
-        notes: how the setting differs from the paper's.
-        diverged: seeds whose run ended in NaN.
+        cell: The cell.
+        values: Our number by seed, in the paper's unit.
+        state: Why our number is missing; empty if it exists.
+        notes: Differences from the paper's setting.
+        diverged: Seeds of diverged runs.
     """
 
     cell: Cell
@@ -95,7 +94,7 @@ class Outcome:
         return None if value is None or self.mean is None or self.cell.stands_in else self.mean - value
 
     def words(self) -> str:
-        """Ours, as the paper would write it."""
+        """Format our number like the paper's."""
         if self.mean is None:
             return self.state
         digits = UNITS[self.cell.part.unit][1]
@@ -105,7 +104,7 @@ class Outcome:
 
 @dataclass
 class Reproduction:
-    """The outcome of ``polyfed reproduce``: every cell, ours and theirs."""
+    """The result of ``polyfed reproduce``: all cells with published numbers and ours."""
 
     item: PaperItem
     form: Form
@@ -118,11 +117,10 @@ class Reproduction:
 
     @property
     def page(self) -> Path:
-        """The page in Markdown; the one in HTML lies beside it."""
+        """The Markdown page. The HTML page is in the same folder."""
         return self.folder / f"{self.item.name}{'' if self.form.is_full else f'-{self.form.name}'}.md"
 
     def parts(self) -> Iterator[tuple[Part, list[Outcome]]]:
-        """Every part with its cells, row by row."""
         before = 0
         for part in self.item.parts:
             count = len(part.rows) * len(part.columns)
@@ -162,81 +160,74 @@ def reproduce_item(
     out: str | Path = FOLDER,
     callbacks: Sequence[Callback] | None = None,
 ) -> Reproduction:
-    """Train what is missing and compare.
+    """Train the missing runs of an experiment and compare the results with the published numbers.
 
     Args:
-        item: the experiment.
-        form: what is asked for of it.
-        root: the folder of the data sets' files.
-        out: where run folders and pages go; runs in it are reused, stopped ones resumed.
-        callbacks: Called for every run.
+        item: The experiment.
+        form: The selected form.
+        root: Data folder.
+        out: Folder for runs and pages. Finished runs in it are reused, stopped ones are resumed.
+        callbacks: Callbacks of all runs.
     """
     all_callbacks, folder = default_callbacks(callbacks), Path(out)
     message = Callbacks(all_callbacks).message
     if root is not None:
         form = dataclasses.replace(form, changes={**form.changes, "root": str(root)})
     cells = cells_of(item, form)
-    made = Reproduction(item, form, [], planned_runs(cells, form), folder=folder)
-    without_data = data_problems(made.runs)
-    todo = {name: run for name, run in made.runs.items() if name not in without_data}
+    found = Reproduction(item, form, [], planned_runs(cells, form), folder=folder)
+    without_data = data_problems(found.runs)
+    todo = {name: run for name, run in found.runs.items() if name not in without_data}
     total, before = sum(run.seeds for run in todo.values()), 0
     kinds = kinds_by_run(item, cells)
     for name, run in todo.items():
         try:
             place = Callbacks(all_callbacks, run.words, before, total)
-            made.trained[name] = _train(run, folder, kinds.get(name, ()), place)
+            found.trained[name] = _train(run, folder, kinds.get(name, ()), place)
         except PolyfedError as error:
-            made.problems[name] = str(error)
-            message(f"{run.words} ({run.settings.method}) is given up: {error}")
+            found.problems[name] = str(error)
+            message(f"{run.words} ({run.settings.method}) failed: {error}")
         before += run.seeds
-    states = dict.fromkeys(made.problems, FAILED) | dict.fromkeys(without_data, NO_DATA)
-    made.problems |= without_data
-    _conclude(made, cells, states)
-    for part in item.parts:  # feature maps and maps of images are not in records: they are drawn from the run folders
-        recorded = made.analyses.get(part.name)
+    states = dict.fromkeys(found.problems, FAILED) | dict.fromkeys(without_data, NO_DATA)
+    found.problems |= without_data
+    _fill_cells(found, cells, states)
+    for part in item.parts:  # records contain no feature maps and images, so these figures are drawn from the run folders
+        recorded = found.analyses.get(part.name)
         if recorded is not None and recorded.found is not None and not recorded.found.figures:
             own = [cell for cell in cells if cell.part.name == part.name]
-            finished = {name: {one.seed: Path(one.path) for one in many} for name, many in made.trained.items()}
-            made.analyses[part.name] = analyse_part(part, own, finished, form.changes.get("root"), message)
-    return made
+            finished = {name: {one.seed: Path(one.path) for one in many} for name, many in found.trained.items()}
+            found.analyses[part.name] = analyse_part(part, own, finished, form.changes.get("root"), message)
+    return found
 
 
 def from_ledger(item: PaperItem, form: Form, ledger: Ledger) -> Reproduction:
-    """The experiment with the numbers that a ledger has; nothing is trained and no data is read.
-
-    Args:
-        item: the experiment.
-        form: what is asked for of it.
-        ledger: the records.
-    """
+    """Fill an experiment with the numbers of a ledger, without training or reading data."""
     cells = cells_of(item, form)
-    made = Reproduction(item, form, [], planned_runs(cells, form))
-    for name, run in made.runs.items():
-        found = [Trained(one, "", marks_of(one, run.settings)) for one in ledger.find(run.settings).values()]
-        made.trained |= {name: found} if found else {}
-    _conclude(made, cells, {})
-    return made
+    found = Reproduction(item, form, [], planned_runs(cells, form))
+    for name, run in found.runs.items():
+        if records := ledger.find(run.settings):
+            found.trained[name] = [Trained(one, "", marks_of(one, run.settings)) for one in records.values()]
+    _fill_cells(found, cells, {})
+    return found
 
 
-def _conclude(made: Reproduction, cells: Sequence[Cell], states: Mapping[str, str]) -> None:
-    """Fill in analyses and cells from the runs that were found."""
-    records = {name: {one.seed: one.record for one in many} for name, many in made.trained.items()}
-    for part in made.item.parts:
+def _fill_cells(found: Reproduction, cells: Sequence[Cell], states: Mapping[str, str]) -> None:
+    records = {name: {one.seed: one.record for one in many} for name, many in found.trained.items()}
+    for part in found.item.parts:
         if part.analysis is not None:
             own = [cell for cell in cells if cell.part.name == part.name]
-            made.analyses[part.name] = recorded_part(part, own, records)
-    made.outcomes = [_outcome_of(cell, made, states) for cell in cells]
+            found.analyses[part.name] = recorded_part(part, own, records)
+    found.outcomes = [_outcome_of(cell, found, states) for cell in cells]
 
 
 def data_problems(runs: Mapping[str, PlannedRun]) -> dict[str, str]:
     """Return the data problem of each run that cannot be trained on this machine."""
     problems: dict[str, str] = {}
-    looked: dict[str, DataSet | str] = {}
+    checked: dict[str, DataSet | str] = {}
     for name, run in runs.items():
         text = run.settings.data
-        if text not in looked:
-            looked[text] = _found_data(run)
-        found = looked[text]
+        if text not in checked:
+            checked[text] = _find_data(run)
+        found = checked[text]
         if isinstance(found, str):
             problems[name] = found
             continue
@@ -247,8 +238,7 @@ def data_problems(runs: Mapping[str, PlannedRun]) -> dict[str, str]:
     return problems
 
 
-def _found_data(run: PlannedRun) -> DataSet | str:
-    """The data of a run, or a sentence that says what was looked for."""
+def _find_data(run: PlannedRun) -> DataSet | str:
     try:
         return build_data_set(run.settings.data, run.settings)
     except (DataError, UnknownName) as error:
@@ -256,11 +246,11 @@ def _found_data(run: PlannedRun) -> DataSet | str:
     except PolyfedError as error:
         if run.settings.root is not None:
             raise
-        return f"No --root was given: {error}"
+        return f"--root is missing: {error}"
 
 
 def _train(run: PlannedRun, folder: Path, kinds: Sequence[str], callback: Callback) -> list[Trained]:
-    """Train all seeds of a run; each finished one leaves its record in its folder."""
+    """Train all seeds of a run, and write a record into each run folder."""
 
     def read(result: Result) -> Trained:
         settings = dataclasses.replace(run.settings, seed=result.experiment.settings.seed)
@@ -277,7 +267,7 @@ def _train(run: PlannedRun, folder: Path, kinds: Sequence[str], callback: Callba
 
 
 def _outcome_of(cell: Cell, made: Reproduction, states: Mapping[str, str]) -> Outcome:
-    """A cell with our number, or why there is none."""
+    """Compute our number of a cell, or the reason why there is none."""
     if cell.column.minus and not cell.why_not:
         return _difference(cell, made, states)
     form, trained = made.form, made.trained
@@ -317,12 +307,12 @@ def _outcome_of(cell: Cell, made: Reproduction, states: Mapping[str, str]) -> Ou
 
 
 def _difference(cell: Cell, made: Reproduction, states: Mapping[str, str]) -> Outcome:
-    """A cell that is one row's number minus another's: seed by seed, of the same column."""
+    """Subtract the number of another row in the same column, seed by seed."""
     other = next((row for row in cell.part.rows if row.name == cell.column.minus), None)
     if other is None:
         names = [row.name for row in cell.part.rows]
         raise SettingError(
-            f"{cell.item.name}: there is no row {cell.column.minus!r} to subtract. {nearest(cell.column.minus, names)}"
+            f"{cell.item.name}: cannot subtract the unknown row {cell.column.minus!r}. {nearest(cell.column.minus, names)}"
         )
     own = dataclasses.replace(cell, column=dataclasses.replace(cell.column, minus=""))
     theirs = dataclasses.replace(own, row=other, settings=settings_of(cell.item, cell.part, other, cell.column, made.form))
@@ -334,7 +324,7 @@ def _difference(cell: Cell, made: Reproduction, states: Mapping[str, str]) -> Ou
 
 
 def score(cell: Cell, rows: Mapping[int, Sequence[Row]]) -> tuple[dict[int, float], bool]:
-    """What a cell reads, by seed, and whether the domain is a made one; nothing where the data lack the domain."""
+    """Return the score of a cell by seed, empty if the data lacks its domain, and True if polyfed generated this domain."""
     factor = UNITS[cell.part.unit][0]
     found: dict[int, float] = {}
     made = False

@@ -25,7 +25,7 @@ from polyfed.data.federation_summary import FederationSummary, RecordedInputs
 from polyfed.data.store.examples import Relabelled
 from polyfed.errors import DataError, ModelError, RunFolderError, SettingError, nearest
 from polyfed.models.model_text import images_of_weights
-from polyfed.models.weights import weights_left_out
+from polyfed.models.weights import weights_skipped
 from polyfed.runs.assemble import data_set_with, reads_files
 from polyfed.runs.experiment import Experiment, threads
 from polyfed.runs.folder.checkpoint import Snapshot
@@ -62,7 +62,7 @@ def open_experiment(path: str | Path, how: Reopening = ON_ANY_DEVICE, own_data: 
     snapshot = read_snapshot(path, how.notify)
     if folder.settings().backend == "flower" and not at_nodes:  # the run folder contains the state of its virtual nodes
         snapshot.clients = read_states(folder.path / NODES, snapshot.clients)
-    with weights_left_out():
+    with weights_skipped():
         if own_data:
             experiment = Experiment(settings, None, method, model, recorded=folder.recorded_inputs())
         else:

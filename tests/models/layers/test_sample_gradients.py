@@ -1,4 +1,4 @@
-"""Gradients clipped by sample equal a loop over the samples, for every kind of layer that has a way of its own."""
+"""Gradients clipped per sample equal a loop over the samples, for all layers with a special implementation."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_no_gradient_is_too_small_or_too_large_to_be_clipped(name: str, inputs: 
 def test_batch_norm_that_looks_at_the_batch_has_no_gradients_by_sample() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), *head(4 * 36))
     x, y = torch.randn(4, 3, 8, 8), torch.arange(4)
-    with pytest.raises(ModelError, match="no gradients by sample"):
+    with pytest.raises(ModelError, match="no per-sample gradients"):
         clipped_gradients(model, lambda: F.cross_entropy(model(x), y, reduction="none"), 1.0)
 
 

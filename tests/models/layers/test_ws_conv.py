@@ -1,4 +1,4 @@
-"""Convolutions with standardised weights: the layer against numbers worked out another way."""
+"""Convolutions with standardised weights, compared with independently computed values."""
 
 from __future__ import annotations
 

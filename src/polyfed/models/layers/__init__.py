@@ -1,1 +1,1 @@
-"""Layers that methods put into models, and how: choosing, replacing, folding, gradients by sample."""
+"""Layers that methods add to models, and how to select, replace and fold them."""

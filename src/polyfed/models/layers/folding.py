@@ -1,4 +1,4 @@
-"""Moving a batch norm into the convolution before it: which one that is, what the norm does to it, and whole models folded."""
+"""Fold batch norms into the preceding convolutions."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from polyfed.models.layers.ws_conv import fold, is_standardised
 
 
 def convolution_before(model: nn.Module, norms: Sequence[nn.Module], part: str) -> dict[nn.Module, nn.modules.conv._ConvNd]:
-    """The convolution whose output, and nothing else, each norm takes, found by tracing the model.
+    """Return the convolution before each norm, found by tracing the model.
 
     Args:
-        model: any model that torch.fx can trace.
-        norms: the norms asked for; each must be a batch norm with running statistics behind such a convolution.
-        part: who asks, for messages.
+        model: A model that torch.fx can trace.
+        norms: Batch norms with running statistics, each directly after one convolution.
+        part: Name of the method part for error messages.
     """
     try:
         found = foldable_norms(model)
     except Exception as error:
         raise ModelError(
-            f"{part}: init='keep' must know which convolution stands before each norm, but {type(model).__name__} cannot be traced "
+            f"{part}: init='keep' needs the convolution before each norm, but torch.fx cannot trace {type(model).__name__} "
             f"({type(error).__name__}: {error}). Use init='xavier'."
         ) from error
     names = {module: path for path, module in model.named_modules()}
     for norm in norms:
         if norm not in found:
             raise ModelError(
-                f"{part}: init='keep' cannot fold {names[norm]} ({type(norm).__name__}): only a batch norm with running statistics, "
-                "directly behind one convolution, can be folded. Use init='xavier'."
+                f"{part}: init='keep' cannot fold {names[norm]} ({type(norm).__name__}). Only a batch norm with running statistics "
+                "directly after one convolution can be folded. Use init='xavier'."
             )
     return {norm: convolution for norm, convolution in found.items() if norm in norms}
 
 
 def foldable_norms(model: nn.Module) -> dict[nn.Module, nn.modules.conv._ConvNd]:
-    """Every batch norm that can be folded, with the convolution whose output it takes, and nothing else."""
+    """Return every batch norm that can be folded, with the preceding convolution."""
     modules = dict(model.named_modules())
     called = [node for node in _Tracer().trace(model).nodes if node.op == "call_module"]
     times = Counter(str(node.target) for node in called)
@@ -59,21 +59,19 @@ def foldable_norms(model: nn.Module) -> dict[nn.Module, nn.modules.conv._ConvNd]
 
 
 class _Tracer(fx.Tracer):
-    """Looks into no batch norm, ours neither."""
-
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, BatchNorm) or super().is_leaf_module(m, module_qualified_name)
 
 
 def _has_statistics(norm: nn.Module) -> bool:
-    """Whether it is a batch norm that predicts by running statistics and does nothing else, such as an activation."""
+    """Return True for a batch norm that uses running statistics in evaluation and has no activation."""
     known = isinstance(norm, JSBatchNorm) or (isinstance(norm, BatchNorm) and type(norm).forward is BatchNorm.forward)
     return known and isinstance(norm, BatchNorm) and norm.running_var is not None
 
 
 @dataclass(frozen=True)
 class Folded:
-    """A model for prediction: ``norms`` batch norms and ``standardised`` convolutions were folded, those in ``left`` were not."""
+    """A folded model, the numbers of folded batch norms and standardised convolutions, and the paths of the remaining batch norms."""
 
     model: nn.Module
     norms: int
@@ -82,26 +80,26 @@ class Folded:
 
 
 def fold_for_prediction(model: nn.Module) -> Folded:
-    """A copy with plain convolutions in the place of standardised ones and of those with a batch norm behind them.
+    """Copy a model for prediction, with batch norms folded and standardised convolutions replaced by plain ones.
 
-    The copy computes the same but for rounding, with less work, and is for prediction only. Norms that cannot be folded stay.
+    The copy is faster and computes the same values up to rounding. Batch norms that cannot be folded remain.
     """
     standardised = sum(map(is_standardised, model.modules()))
-    made = fold(model).eval()
+    folded = fold(model).eval()
     try:
-        before = foldable_norms(made)
-    except Exception:  # whatever a model of somebody else does when it is traced: then its norms stay
-        before = {}
-    for norm, convolution in before.items():
+        foldable = foldable_norms(folded)
+    except Exception:  # a custom model may fail in any way when it is traced; its norms remain
+        foldable = {}
+    for norm, convolution in foldable.items():
         absorb(convolution, *scale_and_shift(convolution, norm))
-    replace_modules(made, lambda module: module in before, lambda module: nn.Identity())
-    left = tuple(path for path, module in made.named_modules() if isinstance(module, BatchNorm))
-    return Folded(made, len(before), standardised, left)
+    replace_modules(folded, lambda module: module in foldable, lambda module: nn.Identity())
+    left = tuple(path for path, module in folded.named_modules() if isinstance(module, BatchNorm))
+    return Folded(folded, len(foldable), standardised, left)
 
 
 @torch.no_grad()
 def scale_and_shift(convolution: nn.modules.conv._ConvNd, norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """Scale and shift such that norm(conv(x, W) + b) = conv(x, scale * W) + shift, with the norm's running statistics."""
+    """Return scale and shift such that norm(conv(x, W) + b) = conv(x, scale * W) + shift, with the norm's running statistics."""
     assert isinstance(norm, BatchNorm)
     assert norm.running_mean is not None and norm.running_var is not None
     shrunk = isinstance(norm, JSBatchNorm) and norm.shrink_eval
@@ -116,6 +114,5 @@ def scale_and_shift(convolution: nn.modules.conv._ConvNd, norm: nn.Module) -> tu
 
 @torch.no_grad()
 def absorb(convolution: nn.modules.conv._ConvNd, scale: Tensor, shift: Tensor) -> None:
-    """Scale a plain convolution's filters and set its bias, in place."""
     convolution.weight.mul_(scale.reshape(-1, *[1] * (convolution.weight.dim() - 1)))
     convolution.bias = nn.Parameter(shift)

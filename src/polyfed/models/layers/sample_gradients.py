@@ -1,10 +1,10 @@
-"""The gradient of a batch, clipped sample by sample, in one backward pass.
+"""Gradients clipped per sample, in one backward pass.
 
     g_i = gradient of the loss of sample i over all parameters;   sum_i min(1, clip / ||g_i||) g_i
 
-The norms come first, from each layer's input and the gradient of its output. Most layers need no g_i for that (ghost clipping): a linear layer's
-is ||input|| ||output gradient||, a convolution's comes from two small Gram matrices. The sum is then made layer by layer from the same output
-gradients, each sample's scaled by its factor. opacus knows the per-sample gradients of torch's layers; those of this file are the rest.
+First, the norms are computed from each layer's input and output gradient. Most layers do not need g_i for this (ghost clipping): the norm
+of a linear layer is ||input|| ||output gradient||, that of a convolution follows from two small Gram matrices. Then the sum is computed
+layer by layer from the output gradients, scaled per sample. opacus covers torch's layers, this file the others.
 
 References: Goodfellow, Efficient Per-Example Gradient Computations, 2015; Li et al., Large Language Models Can Be Strong Differentially Private
 Learners, ICLR 2022 (ghost clipping); Bu et al., Differentially Private Optimization on Large Model at Small Cost, ICML 2023 (one backward pass).
@@ -30,18 +30,16 @@ from polyfed.errors import MissingExtra, ModelError
 from polyfed.models.layers.ws_conv import WSConv2d
 
 Sampler: TypeAlias = Callable[[Any, Sequence[Tensor], Tensor], Mapping[Tensor, Tensor]]
-"""From a layer, its inputs and the gradient of its output to something of each sample, by parameter."""
+"""Computes per-sample gradients or norms, by parameter, from a layer, its inputs and the gradient of its output."""
 
 MAX_POWER = 100
-"""Two to this power, and one over it, are numbers in single precision."""
+"""Two to this power and its inverse are exact in single precision."""
 
 NEEDS_OPACUS = "Differential privacy needs opacus. Install it with: pip install 'polyfed[privacy]'"
 
 
 @dataclass
 class Call:
-    """One use of a layer in a forward pass."""
-
     layer: nn.Module
     inputs: tuple[Tensor, ...]
     edge: GradientEdge
@@ -50,7 +48,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Clipped:
-    """What came of a batch: the loss and the gradient norm of each sample, and the sum of clipped gradients by parameter."""
+    """Loss and gradient norm of each sample, and the sum of the clipped gradients by parameter."""
 
     losses: Tensor
     norms: Tensor
@@ -58,43 +56,43 @@ class Clipped:
 
 
 def clipped_gradients(model: nn.Module, losses: Callable[[], Tensor], clip: float) -> Clipped:
-    """Sum the gradients of a batch with each sample's clipped to a norm.
+    """Sum the gradients of a batch, each clipped to a norm.
 
     Args:
-        model: whose trainable parameters are meant.
-        losses: runs the model and gives the loss of each sample, which depends on no other sample.
-        clip: largest norm of one sample's gradient over all parameters.
+        model: The model with the trainable parameters.
+        losses: Runs the model and returns the loss of each sample, which must not depend on other samples.
+        clip: Maximum norm of the gradient of one sample over all parameters.
     """
-    with recorded(model) as calls:
+    with record_calls(model) as calls:
         values = losses()
-    calls, slopes = used(calls, values)
+    calls, slopes = calls_with_gradients(calls, values)
     uses = Counter(parameter for call in calls for parameter in call.parameters)
     tied = {parameter for parameter, count in uses.items() if count > 1}
     with torch.no_grad():
-        whole = summed_samples(calls, slopes, tied)
-        parts = [lengths(each) for each in whole.values()]
-        parts += [norm for call, slope in zip(calls, slopes, strict=True) for norm in norms_of(call, slope, tied)]
-        norms = lengths(torch.stack([torch.zeros_like(values), *parts]).T)
-        factors = factors_for(norms, clip)
+        whole = tied_gradients(calls, slopes, tied)
+        parts = [row_norms(each) for each in whole.values()]
+        parts += [norm for call, slope in zip(calls, slopes, strict=True) for norm in layer_norms(call, slope, tied)]
+        norms = row_norms(torch.stack([torch.zeros_like(values), *parts]).T)
+        factors = clipping_factors(norms, clip)
     gradients = {parameter: torch.tensordot(factors.to(each.dtype), each, 1) for parameter, each in whole.items()}
     for call, slope in zip(calls, slopes, strict=True):
         own = [parameter for parameter in call.parameters if parameter not in tied]
         if own:
-            scaled = slope * factors.to(slope.dtype).reshape(-1, *[1] * (slope.dim() - 1))
-            found = torch.autograd.grad([call.edge], own, [scaled], retain_graph=True, allow_unused=True)
+            clipped = slope * factors.to(slope.dtype).reshape(-1, *[1] * (slope.dim() - 1))
+            found = torch.autograd.grad([call.edge], own, [clipped], retain_graph=True, allow_unused=True)
             gradients |= {parameter: value for parameter, value in zip(own, found, strict=True) if value is not None}
     return Clipped(values.detach(), norms, gradients)
 
 
-def factors_for(norms: Tensor, clip: float) -> Tensor:
-    """By what each sample is scaled. One whose norm is not finite, or for which a factor is too small to be exact, counts as zero."""
+def clipping_factors(norms: Tensor, clip: float) -> Tensor:
+    """Return the factor of each sample: 0 if its norm is NaN or infinite, or if the factor would be subnormal."""
     tiny = torch.finfo(norms.dtype).tiny
     factors = (clip / norms.clamp_min(tiny)).clamp(max=1.0)
     return torch.where(torch.isfinite(norms) & (factors >= tiny), factors, 0.0)
 
 
-def used(calls: Sequence[Call], losses: Tensor) -> tuple[list[Call], list[Tensor]]:
-    """The uses of layers that the losses depend on, each with the gradient of its output."""
+def calls_with_gradients(calls: Sequence[Call], losses: Tensor) -> tuple[list[Call], list[Tensor]]:
+    """Return the calls that the losses depend on, and the gradients of their outputs."""
     if not calls:
         return [], []
     found = torch.autograd.grad(losses.sum(), [call.edge for call in calls], retain_graph=True, allow_unused=True)
@@ -103,21 +101,21 @@ def used(calls: Sequence[Call], losses: Tensor) -> tuple[list[Call], list[Tensor
 
 
 @contextmanager
-def recorded(model: nn.Module) -> Iterator[list[Call]]:
-    """Note every use of a layer that has trainable parameters of its own."""
+def record_calls(model: nn.Module) -> Iterator[list[Call]]:
+    """Record every call of a layer that directly contains trainable parameters."""
     calls: list[Call] = []
 
-    def note(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def record(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         parameters = tuple(parameter for parameter in layer.parameters(recurse=False) if parameter.requires_grad)
         if not isinstance(output, Tensor) or not all(isinstance(value, Tensor) for value in inputs):
             raise ModelError(
-                f"{type(layer).__name__} takes or gives more than tensors, so gradients by sample cannot be made from it."
+                f"Cannot compute per-sample gradients of {type(layer).__name__}: its inputs or output are not tensors."
             )
-        # The edge, not the output: an activation that works in place would put its own gradient there.
+        # The edge instead of the output, because an activation may change the output in place.
         calls.append(Call(layer, tuple(value.detach() for value in inputs), get_gradient_edge(output), parameters))
 
     owners = [layer for layer in model.modules() if any(p.requires_grad for p in layer.parameters(recurse=False))]
-    hooks = [layer.register_forward_hook(note) for layer in owners]
+    hooks = [layer.register_forward_hook(record) for layer in owners]
     try:
         yield calls
     finally:
@@ -125,8 +123,8 @@ def recorded(model: nn.Module) -> Iterator[list[Call]]:
             hook.remove()
 
 
-def summed_samples(calls: Sequence[Call], slopes: Sequence[Tensor], tied: set[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
-    """The gradient of each sample for parameters that are used more than once: the norm of a sum is not the sum of norms."""
+def tied_gradients(calls: Sequence[Call], slopes: Sequence[Tensor], tied: set[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
+    """Return the per-sample gradients of parameters that are used more than once, whose norms are not sums of norms per call."""
     found: dict[nn.Parameter, Tensor] = {}
     for call, slope in zip(calls, slopes, strict=True):
         if tied.isdisjoint(call.parameters):
@@ -138,47 +136,45 @@ def summed_samples(calls: Sequence[Call], slopes: Sequence[Tensor], tied: set[nn
     return found
 
 
-def norms_of(call: Call, slope: Tensor, tied: set[nn.Parameter]) -> list[Tensor]:
-    """The norms of each sample's gradient, one row for each parameter of a layer."""
+def layer_norms(call: Call, slope: Tensor, tied: set[nn.Parameter]) -> list[Tensor]:
+    """Return the norms of the per-sample gradients, with one tensor per parameter of a layer."""
     known = norm_samplers().get(type(call.layer))
     if known is not None and tied.isdisjoint(call.parameters):
         found = known(call.layer, call.inputs, slope)
-        # opacus has no norms for some shapes, such as a linear layer on images; then the general way follows.
+        # For some shapes, such as images in a linear layer, opacus returns no norms.
         if all(parameter in found for parameter in call.parameters):
             return [found[parameter] for parameter in call.parameters]
     if tied.issuperset(call.parameters):
         return []
     every = gradient_sampler(call.layer)(call.layer, call.inputs, slope)
-    return [lengths(every[parameter]) for parameter in call.parameters if parameter not in tied]
+    return [row_norms(every[parameter]) for parameter in call.parameters if parameter not in tied]
 
 
-def scaled(each: Tensor) -> tuple[Tensor, Tensor]:
-    """Every sample over a power of two near its largest number, which loses no bit, and these powers.
+def scale_rows(each: Tensor) -> tuple[Tensor, Tensor]:
+    """Divide every sample by a power of two near its largest value, which is exact. Return the quotients and the powers.
 
-    Squares of what comes out neither vanish nor overflow. In single precision those of gradients below 1e-22 vanish, and whoever chooses the
-    weights chooses how large gradients are.
+    Squares of the quotients neither underflow nor overflow. Without scaling, squares of gradients below 1e-22 vanish in single precision,
+    and the party that chooses the weights controls the size of the gradients.
     """
     largest = torch.linalg.vector_norm(each.flatten(1), torch.inf, 1)
     powers = torch.exp2(torch.frexp(largest).exponent.clamp(-MAX_POWER, MAX_POWER).to(each.dtype))
     return each / powers.reshape(-1, *[1] * (each.dim() - 1)), powers
 
 
-def lengths(each: Tensor) -> Tensor:
-    """The norm of each sample."""
-    rows, powers = scaled(each)
+def row_norms(each: Tensor) -> Tensor:
+    rows, powers = scale_rows(each)
     return rows.flatten(1).square().sum(1).sqrt() * powers
 
 
 def gradient_sampler(layer: nn.Module) -> Sampler:
-    """What makes the gradients of each sample for a layer: opacus' own, or the general way."""
-    plain = getattr(layer, "padding_mode", "zeros") == "zeros"  # opacus pads with zeros whatever the layer says
+    plain = getattr(layer, "padding_mode", "zeros") == "zeros"  # opacus ignores the padding mode and pads with zeros
     known: Sampler = gradient_samplers().get(type(layer), by_vjp) if plain else by_vjp
     return known
 
 
 @functools.cache
 def gradient_samplers() -> Mapping[type[nn.Module], Sampler]:
-    """Per-sample gradients by type of layer: opacus' and ours."""
+    """Return the functions for per-sample gradients by layer type, from opacus and this file."""
     try:
         from opacus.grad_sample import GradSampleModule
     except ImportError as error:
@@ -189,7 +185,7 @@ def gradient_samplers() -> Mapping[type[nn.Module], Sampler]:
 
 @functools.cache
 def norm_samplers() -> Mapping[type[nn.Module], Sampler]:
-    """Norms of per-sample gradients by type of layer, without the gradients: opacus' and ours."""
+    """Return the functions for norms of per-sample gradients by layer type, from opacus and this file."""
     try:
         from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
     except ImportError as error:
@@ -199,15 +195,15 @@ def norm_samplers() -> Mapping[type[nn.Module], Sampler]:
 
 
 def linear_norms(known: Sampler, layer: nn.Linear, inputs: Sequence[Tensor], slope: Tensor) -> dict[Tensor, Tensor]:
-    """The norm of each sample's gradient for a linear layer, by opacus' way on scaled numbers."""
-    seen, seen_powers = scaled(inputs[0].to(slope.dtype))
-    push, push_powers = scaled(slope)
-    found = known(layer, [seen], push)
-    return {p: norm * push_powers * (seen_powers if p is layer.weight else 1) for p, norm in found.items()}
+    """Compute the norms of a linear layer with opacus, on scaled values."""
+    x, x_powers = scale_rows(inputs[0].to(slope.dtype))
+    scaled_slope, slope_powers = scale_rows(slope)
+    found = known(layer, [x], scaled_slope)
+    return {p: norm * slope_powers * (x_powers if p is layer.weight else 1) for p, norm in found.items()}
 
 
 def by_vjp(layer: nn.Module, inputs: Sequence[Tensor], slope: Tensor) -> dict[Tensor, Tensor]:
-    """Per-sample gradients of any layer, by running it on each sample alone."""
+    """Compute the per-sample gradients of any layer by running it on each sample alone."""
     names = {name: p for name, p in layer.named_parameters(recurse=False) if p.requires_grad}
 
     def gradients(rows: tuple[Tensor, ...], row: Tensor) -> dict[str, Tensor]:
@@ -222,60 +218,60 @@ def by_vjp(layer: nn.Module, inputs: Sequence[Tensor], slope: Tensor) -> dict[Te
 
 
 def frozen_batch_norm(layer: BatchNorm, inputs: Sequence[Tensor], slope: Tensor) -> dict[Tensor, Tensor]:
-    """Per-sample gradients of batch norm's scale and shift while it normalises with fixed statistics."""
+    """Compute the per-sample gradients of a batch norm with fixed statistics."""
     if layer.training or layer.running_mean is None or layer.running_var is None:
         raise ModelError(
-            "Batch norm that normalises by the batch has no gradients by sample: every sample changes those of the others."
+            "Batch norm in training mode has no per-sample gradients, because every sample affects the outputs of the others."
         )
     shape = (1, -1, *[1] * (slope.dim() - 2))
     normal = (inputs[0] - layer.running_mean.reshape(shape)) * (layer.running_var + layer.eps).rsqrt().reshape(shape)
-    places = tuple(range(2, slope.dim()))
-    made = {layer.weight: normal * slope, layer.bias: slope}
-    return {p: (each.sum(places) if places else each) for p, each in made.items() if p is not None and p.requires_grad}
+    positions = tuple(range(2, slope.dim()))
+    found = {layer.weight: normal * slope, layer.bias: slope}
+    return {p: (each.sum(positions) if positions else each) for p, each in found.items() if p is not None and p.requires_grad}
 
 
 def columns(layer: nn.Conv2d, x: Tensor) -> Tensor:
-    """What each filter sees at each place: (sample, group, weight of a filter, place)."""
+    """Return the input of each filter at each position: (sample, group, weight of a filter, position)."""
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     padded = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
     seen = F.unfold(padded, layer.kernel_size, layer.dilation, 0, layer.stride)
     return seen.reshape(len(x), layer.groups, -1, seen.shape[-1])
 
 
-def gram_is_cheaper(layer: nn.Conv2d, places: int) -> bool:
-    """Whether two Gram matrices over places, in double precision, take less work than the gradients of all filters."""
+def gram_is_cheaper(layer: nn.Conv2d, positions: int) -> bool:
+    """Return True if two Gram matrices over positions, in double precision, need less work than the gradients of all filters."""
     weights, filters = layer.weight[0].numel(), layer.out_channels // layer.groups
-    return 2 * places * (weights + filters) < weights * filters
+    return 2 * positions * (weights + filters) < weights * filters
 
 
 def gram_squares(seen: Tensor, slope: Tensor) -> Tensor:
-    """||slope seen^T||^2 of each sample from products between places. In double precision, since parts of it are subtracted later."""
+    """Compute ||slope seen^T||^2 per sample from Gram matrices, in double precision because values are subtracted from it later."""
     wide, tall = seen.double(), slope.double()
     products = (wide.transpose(-1, -2) @ wide) * (tall.transpose(-1, -2) @ tall)
     return products.sum((-3, -2, -1)).clamp_min(0)
 
 
 def plain_norms(layer: nn.Conv2d, inputs: Sequence[Tensor], slope: Tensor) -> dict[Tensor, Tensor]:
-    """The norm of each sample's gradient for a convolution."""
-    seen, by_place = columns(layer, inputs[0]), slope.reshape(len(slope), layer.groups, -1, slope[0, 0].numel())
+    """Compute the norms of a convolution."""
+    seen, by_position = columns(layer, inputs[0]), slope.reshape(len(slope), layer.groups, -1, slope[0, 0].numel())
     found: dict[Tensor, Tensor] = {}
     if gram_is_cheaper(layer, seen.shape[-1]):
-        found[layer.weight] = gram_squares(seen, by_place).sqrt().to(slope.dtype)
+        found[layer.weight] = gram_squares(seen, by_position).sqrt().to(slope.dtype)
     else:
-        found[layer.weight] = lengths(by_place @ seen.transpose(-1, -2))
+        found[layer.weight] = row_norms(by_position @ seen.transpose(-1, -2))
     if layer.bias is not None:
-        found[layer.bias] = lengths(by_place.sum(-1))
+        found[layer.bias] = row_norms(by_position.sum(-1))
     return found
 
 
 def standardised_norms(layer: WSConv2d, inputs: Sequence[Tensor], slope: Tensor) -> dict[Tensor, Tensor]:
-    """The norm of each sample's gradient for a convolution with standardised weights.
+    """Compute the norms of a convolution with standardised weights.
 
-    With G the gradient for the standardised weight of a filter, c = w - mean(w) and k = gamma gain / spread:
-    the gradient for w is k (G - mean(G) - (G.c) c / ||c||^2), where the last part falls away while the spread stands at its floor,
-    and that for the gain is gamma (G.c) / spread.
+    Let G be the gradient for the standardised weight of a filter, c = w - mean(w) and k = gamma gain / spread.
+    The gradient for w is k (G - mean(G) - (G.c) c / ||c||^2), without the last term if the spread is at its floor.
+    The gradient for the gain is gamma (G.c) / spread.
     """
-    seen, by_place = columns(layer, inputs[0]), slope.reshape(len(slope), layer.groups, -1, slope[0, 0].numel())
+    seen, by_position = columns(layer, inputs[0]), slope.reshape(len(slope), layer.groups, -1, slope[0, 0].numel())
     centred, spread = layer.centred_and_spread()
     filters = centred.reshape(layer.groups, -1, seen.shape[2])
     factor = (layer.gamma / spread).reshape(layer.groups, -1)
@@ -285,18 +281,18 @@ def standardised_norms(layer: WSConv2d, inputs: Sequence[Tensor], slope: Tensor)
     along = torch.where(free, 1 / length.clamp_min(torch.finfo(length.dtype).tiny), 0.0)
     found: dict[Tensor, Tensor] = {}
     if gram_is_cheaper(layer, seen.shape[-1]):
-        dot = (by_place * (filters @ seen)).sum(-1)
-        total = (by_place * seen.sum(2, keepdim=True)).sum(-1)
+        dot = (by_position * (filters @ seen)).sum(-1)
+        total = (by_position * seen.sum(2, keepdim=True)).sum(-1)
         lost = scale.double().square() * (total.double().square() / seen.shape[2] + dot.double().square() * along)
-        squares = gram_squares(seen, by_place * scale[None, :, :, None]) - lost.sum((1, 2))
+        squares = gram_squares(seen, by_position * scale[None, :, :, None]) - lost.sum((1, 2))
         found[layer.weight] = squares.clamp_min(0).sqrt().to(slope.dtype)
     else:
-        whole = by_place @ seen.transpose(-1, -2)
+        whole = by_position @ seen.transpose(-1, -2)
         dot = (whole * filters).sum(-1)
         rest = whole - whole.mean(-1, keepdim=True) - (dot * along)[..., None] * filters
-        found[layer.weight] = lengths(rest * scale[..., None])
+        found[layer.weight] = row_norms(rest * scale[..., None])
     if layer.gain is not None:
-        found[layer.gain] = lengths(dot * factor)
+        found[layer.gain] = row_norms(dot * factor)
     if layer.bias is not None:
-        found[layer.bias] = lengths(by_place.sum(-1))
+        found[layer.bias] = row_norms(by_position.sum(-1))
     return found

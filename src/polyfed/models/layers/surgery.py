@@ -1,7 +1,7 @@
-"""Module surgery: modules chosen by type, stage, name pattern or predicate, on any model, and replaced.
+"""Select modules of any model by type, stage, name pattern or predicate, and replace them.
 
-A stage is a part of a network by the name of its module, such as ``layer1`` of a ResNet or ``denseblock1`` of a DenseNet, wherever in the model
-it sits. ``stem`` is what comes before the first stage of such a network.
+A stage is a module named like a part of a network, such as ``layer1`` of a ResNet or ``denseblock1`` of a DenseNet, at any depth of the
+model. ``stem`` is everything before the first stage.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from polyfed.errors import ModelError, OptionError
 
 
 def replace_modules(model: nn.Module, wanted: Callable[[nn.Module], bool], make: Callable[[nn.Module], nn.Module]) -> int:
-    """Replace modules in place, in the order of the model; returns how many. A module used in two places stays one module."""
+    """Replace modules in place, in model order, and return their number. A shared module is replaced by one shared module."""
     made: dict[nn.Module, nn.Module] = {}
     for path, child in list(model.named_modules(remove_duplicate=False)):
         if path and wanted(child):
@@ -31,41 +31,46 @@ def replace_modules(model: nn.Module, wanted: Callable[[nn.Module], bool], make:
 
 
 def replace_batch_norms(model: nn.Module, make: Callable[[nn.Module], nn.Module], part: str) -> nn.Module:
-    """Replace every batch norm; a model without any is an error, since nothing would change."""
+    """Replace every batch norm.
 
-    def with_what_it_held(norm: nn.Module) -> nn.Module:
-        """Activations that timm fuses into batch norm must outlive it."""
-        inside = list(norm.children())
-        return nn.Sequential(make(norm), *inside) if inside else make(norm)
+    Raises:
+        ModelError: If the model has no batch norm.
+    """
+
+    def replace(norm: nn.Module) -> nn.Module:
+        activations = list(norm.children())  # timm's batch norms contain their activation
+        return nn.Sequential(make(norm), *activations) if activations else make(norm)
 
     if isinstance(model, BatchNorm):
-        return with_what_it_held(model)
-    if replace_modules(model, lambda module: isinstance(module, BatchNorm), with_what_it_held) == 0:
-        raise ModelError(
-            f"{part}: {type(model).__name__} has no batch norm to replace. Use a model with batch norm, or leave {part} out."
-        )
+        return replace(model)
+    if replace_modules(model, lambda module: isinstance(module, BatchNorm), replace) == 0:
+        raise ModelError(f"{part}: {type(model).__name__} has no batch norm. Use a model with batch norm, or remove {part}.")
     return model
 
 
 MAPS = (nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-"""Batch norms of maps. Those of vectors have no positions, over which a sample could be normalised by itself."""
+"""Batch norms of feature maps. ``BatchNorm1d`` of vectors has no positions over which a sample could be normalised alone."""
 
 
 def replace_map_norms(model: nn.Module, make: Callable[[BatchNorm], nn.Module], part: str, advice: str) -> nn.Module:
-    """Replace every plain batch norm of maps; batch norms of vectors stay, and a model without any of maps is an error."""
+    """Replace every plain batch norm of feature maps.
 
-    def made(norm: nn.Module) -> nn.Module:
+    Raises:
+        ModelError: If the model has none.
+    """
+
+    def replace(norm: nn.Module) -> nn.Module:
         return make(plain_batch_norm(norm, part))
 
     if isinstance(model, MAPS):
-        return made(model)
-    if replace_modules(model, lambda module: isinstance(module, MAPS), made) == 0:
-        raise ModelError(f"{part}: {type(model).__name__} has no batch norm of maps to replace. {advice}")
+        return replace(model)
+    if replace_modules(model, lambda module: isinstance(module, MAPS), replace) == 0:
+        raise ModelError(f"{part}: {type(model).__name__} has no batch norm of feature maps. {advice}")
     return model
 
 
 def add_missing_biases(model: nn.Module) -> None:
-    """Give every convolution and linear layer without a bias one of zeros, for models whose batch norm carried the shift."""
+    """Add zero biases to convolutions and linear layers without bias, for models whose batch norm contained the shift."""
     for module in model.modules():
         if isinstance(module, nn.modules.conv._ConvNd | nn.Linear) and module.bias is None:
             outputs = module.out_channels if isinstance(module, nn.modules.conv._ConvNd) else module.out_features
@@ -79,23 +84,26 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
     "first_two": ("stem", "layer1", "layer2"),
     "first_dense": ("denseblock1", "transition1"),
 }
-"""Places with a name of their own: the first two blocks of a ResNet, the first dense block and transition of a DenseNet."""
+"""Named places: the first two blocks of a ResNet, and the first dense block and transition of a DenseNet."""
 
 _STAGE = re.compile(r"(layer|denseblock|transition)\d+")
 
 
 def modules_at(model: nn.Module, where: Where, candidates: Mapping[str, nn.Module], part: str) -> list[nn.Module]:
-    """Those of some modules that lie at a place, in the order of the model; a place that holds none is an error.
+    """Return the candidates at a place, in model order.
 
     Args:
-        model: the whole model.
+        model: The whole model.
         where: "all", a preset, a stage, several stages or name patterns (``features.*.norm1``), or a predicate of path and module.
-        candidates: the modules to choose from, by path.
-        part: the method that asks, for messages.
+        candidates: Modules to choose from, by path.
+        part: Name of the method part for error messages.
+
+    Raises:
+        ModelError: If there is no candidate at a place.
     """
     if callable(where):
         chosen = {path for path, module in candidates.items() if where(path, module)}
-        _require(bool(chosen), f"{part}: the predicate chooses no layer of {type(model).__name__}.", model, candidates)
+        _require(bool(chosen), f"{part}: the predicate selects no layer of {type(model).__name__}.", model, candidates)
     elif where == "all":
         chosen = set(candidates)
     else:
@@ -108,27 +116,31 @@ def modules_at(model: nn.Module, where: Where, candidates: Mapping[str, nn.Modul
 
 
 def places_named(where: str | Sequence[str], part: str) -> tuple[str, ...]:
-    """The stages and patterns that a text or a list of texts stands for."""
+    """Return the stages and patterns of ``where``."""
     names = PRESETS.get(where, (where,)) if isinstance(where, str) else where
     if not isinstance(names, tuple | list) or not names or not all(isinstance(name, str) and name for name in names):
         raise OptionError(
-            f'{part}: where takes all, {", ".join(PRESETS)}, a stage, or a list of stages such as ("stem", "layer1"), found {where!r}.'
+            f'{part}: where must be all, {", ".join(PRESETS)}, a stage, or a list of stages such as ("stem", "layer1"), got {where!r}.'
         )
     return tuple(names)
 
 
 def stages_of(model: nn.Module) -> list[str]:
-    """The names of the stages of a ResNet or a DenseNet, in order, with ``stem`` first; empty for other models."""
+    """Return the stage names of a ResNet or DenseNet, in order, with ``stem`` first; empty for other models."""
     found = dict.fromkeys(name for path, _ in model.named_modules() if _STAGE.fullmatch(name := path.rpartition(".")[2]))
     return ["stem", *found] if found else []
 
 
 def plain_batch_norm(norm: nn.Module, part: str) -> BatchNorm:
-    """The module as a batch norm; one that holds further modules (a fused activation) is refused, since they would be lost."""
+    """Return the module as a batch norm.
+
+    Raises:
+        ModelError: If it contains other modules, such as a fused activation, which a replacement would lose.
+    """
     if not isinstance(norm, BatchNorm) or any(True for _ in norm.children()):
         raise ModelError(
-            f"{part}: {type(norm).__name__} is a batch norm with other layers inside ({', '.join(n for n, _ in norm.named_children())}), "
-            "which would be lost. Use a model with plain batch norm, such as those of torchvision."
+            f"{part}: cannot replace {type(norm).__name__}, a batch norm that contains other layers "
+            f"({', '.join(n for n, _ in norm.named_children())}). Use a model with plain batch norm, such as torchvision's."
         )
     return norm
 
@@ -141,7 +153,7 @@ def _paths_at(model: nn.Module, name: str, candidates: Iterable[str]) -> set[str
 
 
 def _roots(model: nn.Module, name: str) -> list[str]:
-    """Paths of the modules a stage stands for: one of exactly that path, else those whose path ends with it, else the stem's."""
+    """Return the paths of a stage: the module with exactly this path, or those whose path ends with it, or those of the stem."""
     paths = [path for path, _ in model.named_modules() if path]
     exact = [path for path in paths if path == name]
     ending = [path for path in paths if path.endswith(f".{name}")]
@@ -157,4 +169,4 @@ def _require(found: bool, problem: str, model: nn.Module, candidates: Mapping[st
     if not found:
         stages = stages_of(model)
         there = f"Its stages: {', '.join(stages)}." if stages else f"Its layers: {', '.join(list(candidates)[:8]) or 'none'}."
-        raise ModelError(f'{problem} {there} Name other places, or use where="all".')
+        raise ModelError(f'{problem} {there} Choose other places, or use where="all".')

@@ -1,4 +1,4 @@
-"""Convolutions with scaled weight standardisation, and the way back to plain ones.
+"""Convolutions with scaled weight standardisation, and their conversion to plain convolutions.
 
 W_hat_i = gamma * gain_i * (W_i - mean_i) / sqrt(max(N * var_i, floor)),   N = C_in / groups * kernel positions
 """
@@ -15,23 +15,21 @@ from polyfed.errors import ModelError
 from polyfed.models.layers.surgery import replace_modules
 
 FLOOR = 1e-4
-"""The least value of N * var, so that a constant filter gives zeros and not NaN."""
+"""Minimum of N * var, so that a constant filter becomes zeros instead of NaN."""
 
 Convolution: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 class _Standardised(nn.modules.conv._ConvNd):
-    """What the three dimensions share.
+    """Base class of the three dimensions. N and ``floor`` are not part of the state.
 
     Args:
-        gamma: constant factor; the gain that keeps variance through ReLU is sqrt(2 / (1 - 1/pi)) = 1.7139.
-        learn_gain: whether each output channel has a learnable gain, starting at 1.
-        unbiased: whether the variance divides by N - 1 instead of N.
-        floor: least value of N * var.
-        *args: as of torch's convolution.
-        **kwargs: as of torch's convolution.
-
-    N and the floor are plain numbers of the layer, so they are not part of its state.
+        gamma: Constant factor; sqrt(2 / (1 - 1/pi)) = 1.7139 preserves the variance through ReLU.
+        learn_gain: Learn a gain per output channel, with initial value 1.
+        unbiased: Divide the variance by N - 1 instead of N.
+        floor: Minimum of N * var.
+        *args: Arguments of torch's convolution.
+        **kwargs: Arguments of torch's convolution.
     """
 
     gain: nn.Parameter | None
@@ -49,7 +47,7 @@ class _Standardised(nn.modules.conv._ConvNd):
         self.fan_in = self.weight[0].numel()
         if self.fan_in < 2:
             raise ModelError(
-                f"A filter of {type(self).__name__} has a single weight, and one number cannot be standardised. Use a plain convolution there."
+                f"{type(self).__name__}: cannot standardise a filter with a single weight. Use a plain convolution for this layer."
             )
         self.gamma, self.unbiased, self.floor = gamma, unbiased, floor
         nn.init.xavier_normal_(self.weight)
@@ -58,19 +56,17 @@ class _Standardised(nn.modules.conv._ConvNd):
         self.register_parameter("gain", gain)
 
     def centred_and_spread(self) -> tuple[Tensor, Tensor]:
-        """The filters without their mean, and sqrt(max(N * var, floor)) of each."""
+        """Return the filters minus their means, and sqrt(max(N * var, floor)) of each filter."""
         axes = tuple(range(1, self.weight.dim()))
         variance, mean = torch.var_mean(self.weight, dim=axes, correction=int(self.unbiased), keepdim=True)
         return self.weight - mean, (self.fan_in * variance).clamp_min(self.floor).sqrt()
 
     def standardised_weight(self) -> Tensor:
-        """The weight the convolution uses."""
         centred, spread = self.centred_and_spread()
         weight = centred * (self.gamma / spread)
         return weight if self.gain is None else weight * self.gain
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve with the standardised weight."""
         return self._conv_forward(x, self.standardised_weight(), self.bias)
 
     def extra_repr(self) -> str:
@@ -97,29 +93,32 @@ KINDS: dict[type[nn.modules.conv._ConvNd], type[_Standardised]] = {
 
 
 def is_standardised(module: nn.Module) -> bool:
-    """Whether it is a convolution of this file."""
     return isinstance(module, _Standardised)
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether it is a convolution that is not standardised yet. Transposed convolutions are not meant."""
+    """Return True for a convolution, except transposed ones, that is not standardised yet."""
     return isinstance(module, tuple(KINDS)) and not is_standardised(module)
 
 
 def plain_kind(convolution: nn.Module) -> type[nn.modules.conv._ConvNd]:
-    """Torch's own class of a convolution; one with a forward pass of its own cannot be re-parameterised."""
+    """Return torch's class of a convolution.
+
+    Raises:
+        ModelError: If the convolution overrides the forward pass, so that it cannot be converted.
+    """
     kind = next(kind for kind in KINDS if isinstance(convolution, kind))
     own = type(convolution)
     if not is_standardised(convolution) and (own.forward, own._conv_forward) != (kind.forward, kind._conv_forward):  # type: ignore[attr-defined]
         raise ModelError(
-            f"{own.__name__} is a convolution with a forward pass of its own, which would be lost if its weights were standardised. "
-            f"Use a model with torch's own {kind.__name__}."
+            f"Cannot standardise the weights of {own.__name__}, because it overrides the forward pass. "
+            f"Use a model with torch's {kind.__name__}."
         )
     return kind
 
 
-def description(convolution: nn.modules.conv._ConvNd) -> dict[str, Any]:
-    """The arguments that build a convolution of the same geometry."""
+def geometry(convolution: nn.modules.conv._ConvNd) -> dict[str, Any]:
+    """Return the arguments that build a convolution with the same geometry."""
     return {
         "in_channels": convolution.in_channels,
         "out_channels": convolution.out_channels,
@@ -135,48 +134,44 @@ def description(convolution: nn.modules.conv._ConvNd) -> dict[str, Any]:
 
 
 def standardised(convolution: nn.Module, bias: bool, **form: Any) -> _Standardised:
-    """A fresh standardised convolution of the same geometry: Xavier-normal weights, gain 1, torch's own bias initialisation."""
+    """Build a standardised convolution with the same geometry: Xavier-normal weights, gain 1, torch's bias initialisation."""
     kind = KINDS[plain_kind(convolution)]
     assert isinstance(convolution, nn.modules.conv._ConvNd)
-    made = kind(**description(convolution), bias=bias, **form)
-    return made.train(convolution.training)
+    return kind(**geometry(convolution), bias=bias, **form).train(convolution.training)
 
 
 @torch.no_grad()
 def standardised_from(
     convolution: nn.Module, scale: Tensor | float = 1.0, bias: Tensor | None = None, **form: Any
 ) -> _Standardised:
-    """A standardised convolution that keeps the weights: W_hat = scale * (W - mean), with this bias."""
+    """Build a standardised convolution with the weights of another one: W_hat = scale * (W - mean), with this bias."""
     assert isinstance(convolution, nn.modules.conv._ConvNd)
-    made = standardised(convolution, bias=bias is not None, **form)
-    if made.gain is None:
-        raise ModelError("Weights can be kept only with a learnable gain, which holds their scale.")
-    made.weight.copy_(convolution.weight)
-    made.weight.requires_grad_(convolution.weight.requires_grad)
-    _, spread = made.centred_and_spread()
+    layer = standardised(convolution, bias=bias is not None, **form)
+    if layer.gain is None:
+        raise ModelError("Pretrained weights need a learnable gain, which stores their scale.")
+    layer.weight.copy_(convolution.weight)
+    layer.weight.requires_grad_(convolution.weight.requires_grad)
+    _, spread = layer.centred_and_spread()
     per_channel = torch.as_tensor(scale, dtype=spread.dtype, device=spread.device).reshape(-1, *spread.shape[1:])
-    made.gain.copy_(spread / made.gamma * per_channel)
-    if bias is not None and made.bias is not None:
-        made.bias.copy_(bias)
-    return made
+    layer.gain.copy_(spread / layer.gamma * per_channel)
+    if bias is not None and layer.bias is not None:
+        layer.bias.copy_(bias)
+    return layer
 
 
 @torch.no_grad()
 def plain(convolution: nn.Module) -> nn.modules.conv._ConvNd:
-    """The plain convolution that computes the same as a standardised one."""
+    """Build the plain convolution that computes the same as a standardised one."""
     assert isinstance(convolution, _Standardised)
-    made = plain_kind(convolution)(**description(convolution), bias=convolution.bias is not None)
-    made.weight.copy_(convolution.standardised_weight())
-    if made.bias is not None and convolution.bias is not None:
-        made.bias.copy_(convolution.bias)
-    return made.train(convolution.training)
+    layer = plain_kind(convolution)(**geometry(convolution), bias=convolution.bias is not None)
+    layer.weight.copy_(convolution.standardised_weight())
+    if layer.bias is not None and convolution.bias is not None:
+        layer.bias.copy_(convolution.bias)
+    return layer.train(convolution.training)
 
 
 def fold(model: nn.Module) -> nn.Module:
-    """A copy of a trained model with plain convolutions in place of standardised ones: the same function, no extra work.
-
-    The result is for prediction: training it further would train other weights.
-    """
+    """Copy a trained model for prediction, with plain convolutions instead of standardised ones."""
     copied = copy.deepcopy(model)
     with torch.random.fork_rng(devices=[]):
         if is_standardised(copied):

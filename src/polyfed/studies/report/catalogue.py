@@ -15,7 +15,7 @@ from polyfed.data.registry import data_sets, partitions
 from polyfed.errors import PolyfedError, SettingError, UnknownName, nearest, same_name
 from polyfed.models import models
 from polyfed.models.model_text import as_call, lacks_options
-from polyfed.models.weights import weights_left_out
+from polyfed.models.weights import weights_skipped
 from polyfed.registry import Recorded, Registry
 from polyfed.runs.assemble import build_federation, build_model
 from polyfed.runs.experiment import Experiment
@@ -183,7 +183,7 @@ def _model(text: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return how many parameters a model has, and its entries by kind."""
     run = with_changes(Settings(), {**settings, "model": text}).trusted()
     federation = build_federation(settings["data"], run)
-    with weights_left_out():
+    with weights_skipped():
         built = build_model(text, federation, 0, run.trust)
     check_output(built, federation)
     head, _ = find_head(built, federation.sample_input(), None)
