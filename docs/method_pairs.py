@@ -29,10 +29,10 @@ Most pairs of methods combine with `+`. polyfed rejects the others before traini
 polyfed show "fedbn + agc"
 ```
 
-The table lists the pairs that do not combine at default options, on a small model with batch norm; the number is the
-reason [below](#reasons). Other options or another model can change the result. That a pair combines does not mean that
-it is useful. `python docs/method_pairs.py docs/methods/pairs.md` generates this page, and a test compares it with the
-code."""
+The table lists the pairs that do not combine at default options, on a small model with batch norm. Each pair is in the
+row of the name that comes first in the alphabet; the number is the [reason](#reasons). Other options or another model
+can change the result. That a pair combines does not mean that it is useful. `python docs/method_pairs.py
+docs/methods/pairs.md` generates this page."""
 
 
 def pairs(names: Iterable[str]) -> list[tuple[str, str]]:
@@ -72,6 +72,15 @@ def in_general(message: str, one: str, other: str) -> str:
     return re.sub(r"disagree on [\w./]+:", "disagree on an entry:", message)
 
 
+def cause(reason: str) -> str:
+    """Return the first sentence of a reason, without the names that only distinguish slots, layers and model."""
+    first = re.split(r"\.\s+(?=[A-Z])", reason)[0].rstrip(".") + "."
+    first = re.sub(r"does not use [\w ]+\.", "does not use its slot.", first)
+    first = re.sub(r" of TinyNet \([\w., ]+\)", "", first)
+    first = re.sub(r"^([AB]): TinyNet has", r"\1: the model has", first)
+    return re.sub(r"^[\w.]+ is uploaded", "an entry is uploaded", first)
+
+
 def pairs_table(found: Mapping[tuple[str, str], str] | None = None) -> str:
     """The page: the exceptions of each method, and the reasons.
 
@@ -80,13 +89,13 @@ def pairs_table(found: Mapping[tuple[str, str], str] | None = None) -> str:
     """
     known = outcomes(own_methods()) if found is None else found
     names = sorted({name for pair in known for name in pair})
-    general = {pair: in_general(why, *pair) for pair, why in known.items() if why}
+    general = {pair: cause(in_general(why, *pair)) for pair, why in known.items() if why}
     numbers = {reason: number for number, reason in enumerate(dict.fromkeys(general.values()), start=1)}
 
     def exceptions(name: str) -> str:
         by_number: dict[int, list[str]] = {}
         for other in names:
-            reason = general.get((min(name, other), max(name, other)))
+            reason = general.get((name, other))
             if reason:
                 by_number.setdefault(numbers[reason], []).append(f"`{other}`")
         return "; ".join(f"{', '.join(others)} ({number})" for number, others in sorted(by_number.items()))
