@@ -40,8 +40,8 @@ BLOCK = re.compile(
 )
 PACKAGE = ROOT / "src" / "polyfed"
 WIDTH = 115
-COMMON = 4
-"""Options of this many commands, with the same help text, are explained once."""
+COMMON = 3
+"""Arguments and options of this many commands, with the same help text, are explained once."""
 UPWARDS = ("core", "models", "data", "methods", "backends", "runs", "studies", "papers", "flower", "cli")
 """The packages from the lowest layer to the highest, as they are listed; one that is missing here comes last."""
 
@@ -158,7 +158,8 @@ def commands_reference() -> str:
         for title, group in all_groups().items()
     }
     counts = Counter(option_row(param) for many in shown.values() for _, command in many for param in own_options(command))
-    common = {row for row, count in counts.items() if count >= COMMON and row[0].startswith("`--")}
+    by_name = {row[0]: row for row, count in reversed(counts.most_common()) if count >= COMMON}
+    common = set(by_name.values())
     sections = [
         f"## {title}\n\n" + "\n\n".join(command_text(path, command, common) for path, command in many)
         for title, many in shown.items()
@@ -167,7 +168,7 @@ def commands_reference() -> str:
     settings = ", ".join(f"`--{name.replace('_', '-')}`" for name in FACTS if name != "data")
     return "\n\n".join(
         [
-            "## Common options\n\n" + table(("option", "meaning"), options),
+            "## Common options\n\nArguments and options of several commands:\n\n" + table(("option", "meaning"), options),
             "Commands that train also take the [settings](../settings.md) as options:\n\n"
             + textwrap.fill(settings, WIDTH, break_on_hyphens=False),
             *sections,
@@ -203,10 +204,9 @@ def command_text(path: str, command: Any, common: set[tuple[str, str]]) -> str:
     """Return the section of one command."""
     own = own_options(command)
     settings = {param.name for param in command.params if is_setting(param)}
-    placed = [param.metavar or str(param.name).upper() for param in own if param.param_type_name == "argument"]
     rows = [row for row in map(option_row, own) if row not in common]
     also = [row[0].split(" ")[0].strip("`,") for row in map(option_row, own) if row in common]
-    notes = f"Common options: {', '.join(f'`{name}`' for name in also)}." if also else ""
+    notes = f"Common: {', '.join(f'`{name}`' for name in also)}." if also else ""
     if settings:
         missing = [f"`--{name.replace('_', '-')}`" for name in FACTS if name not in settings | {"data"}]
         notes += f" All settings{f' except {chr(44).join(missing)}' if missing else ''}.".replace(",`", ", `")
@@ -215,7 +215,6 @@ def command_text(path: str, command: Any, common: set[tuple[str, str]]) -> str:
     shown = [
         f"### {path}",
         textwrap.fill(" ".join((command.help or "").split()), WIDTH),
-        f"```text\n{' '.join([path, '[OPTIONS]', *placed])}\n```",
         table(("option", "meaning"), rows) if rows else "",
         textwrap.fill(notes.strip(), WIDTH, break_on_hyphens=False),
         "```sh\n" + "\n".join(calls) + "\n```" if calls else "",
