@@ -52,13 +52,11 @@ def pages() -> list[Path]:
 
 
 def settings_table() -> str:
-    """Every setting with its option, default and meaning."""
+    """Return every setting with its default and meaning."""
     rows = (
-        [f"`{name}`", f"`--{name.replace('_', '-')}`", _default(facts.default), facts.doc]
-        for name, facts in FACTS.items()
-        if name != "data"
+        [f"`{name}`", _default(facts.default), facts.doc] for name, facts in FACTS.items() if name != "data"
     )
-    return table(("setting", "option", "default", "meaning"), rows)
+    return table(("setting", "default", "meaning"), rows)
 
 
 def _default(value: Any) -> str:
@@ -108,10 +106,11 @@ def packages() -> dict[str, list[Path]]:
 
 
 def packages_tree() -> str:
-    """The root's modules and the packages, each with its purpose, as a tree."""
-    found = packages()
-    rows = [(f"  {file.name}", purpose(file)) for file in found.pop(".")]
-    for home in found:
+    """Return the packages, each with its purpose, as a tree."""
+    rows = []
+    for home in packages():
+        if home == ".":
+            continue
         depth = home.count("/") + 1
         rows.append((f"{'  ' * depth}{home.split('/')[-1]}/", purpose(PACKAGE / home / "__init__.py")))
     width = max(len(name) for name, _ in rows) + 2

@@ -7,6 +7,7 @@ curves with a band over seeds, the test score as a point at the chosen round, an
 from __future__ import annotations
 
 import functools
+import re
 import statistics
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ RUNS = PAGES / "runs"
 FAR = 3.0
 """Points between ours and the published number that need an explanation."""
 UNEXPLAINED = "unexplained"
+MARKS = re.compile(r" ([a-z]+(?:,[a-z]+)*)$")
 CHARTS = (
     "Charts: lines are mean validation scores over clients and seeds, with a band of one standard deviation over seeds; "
     "points are mean test scores over domains and seeds, at the chosen round or after each of the last rounds."
@@ -162,13 +164,14 @@ def page(data: str, many: Sequence[Section], ledger: Ledger, explanations: Expla
         "",
     ]
     footnotes = Footnotes()
-    listed: dict[tuple[str, ...], str] = {}
+    listed: dict[str, str] = {}
+    rows_in: dict[tuple[str, ...], str] = {}
     drawn: dict[str, bytes] = {}
     used: set[str] = set()
     sentences = explained(many, explanations)
     with_curves: dict[frozenset[str], str] = {}
     for section in many:
-        text, more = section_text(section, sentences, with_curves.get(section.files(), ""), footnotes, listed)
+        text, more = section_text(section, sentences, with_curves.get(section.files(), ""), footnotes, listed, rows_in)
         if section.part.analysis is None:
             with_curves.setdefault(section.files(), section.title)
         lines += text
@@ -202,7 +205,12 @@ def cell_key(section: Section, one: Outcome) -> tuple[frozenset[str], str]:
 
 
 def section_text(
-    section: Section, sentences: Explained, curves_in: str, footnotes: Footnotes, listed: dict[tuple[str, ...], str]
+    section: Section,
+    sentences: Explained,
+    curves_in: str,
+    footnotes: Footnotes,
+    listed: dict[str, str],
+    rows_in: dict[tuple[str, ...], str],
 ) -> tuple[list[str], dict[str, bytes]]:
     """Return the text of one part, and its figures.
 
@@ -211,18 +219,15 @@ def section_text(
         sentences: explanations of cells.
         curves_in: title of an earlier section with curves of the same runs; empty if there is none.
         footnotes: the marks of the page; new ones are added.
-        listed: lists of differing cells that the page has, with the title of their section; a new one is added.
+        listed: lines about differing cells that the page has, with the title of their section; new ones are added.
+        rows_in: rows of tables that the page has, without marks, with the title of their section; new ones are added.
     """
     found = section.found
     shown = shown_table(section.part, section.outcomes, footnotes)
     lines = [f"## {section.title}", "", f"{found.item.paper}, {found.item.item}: {found.item.claim}", ""]
-    lines += [table(shown.head, [line for line, row in zip(shown.lines, _rows(section), strict=True) if row]), ""]
-    differing = far_off(section, sentences)
-    if tuple(differing) in listed:
-        differing = [f"Cells that differ by more than {FAR:.0f} points: as in {listed[tuple(differing)]}.", ""]
-    elif differing:
-        listed[tuple(differing)] = section.title
-    lines += differing
+    rows = [line for line, row in zip(shown.lines, _rows(section), strict=True) if row]
+    lines += [table_or_reference(shown.head, rows, section.title, rows_in), ""]
+    lines += far_off(section, sentences, listed)
     tested = [one for one in judged_orders(found) if one.order.part == section.part.name and one.is_run]
     lines += ["Rankings in the claim:", "", *(f"* {one}" for one in tested), ""] if tested else []
     drawn: dict[str, bytes] = {}
@@ -235,6 +240,19 @@ def section_text(
     if analysis is not None and analysis.found is not None:
         lines += [f"{analysis.found.title}. {analysis.found.sentence}", ""]
     return lines, drawn
+
+
+def table_or_reference(head: Sequence[str], rows: Sequence[Sequence[str]], title: str, rows_in: dict[tuple[str, ...], str]) -> str:
+    """Return a table, or if the page already has all of its rows, where they are and which marks they have here."""
+    plain = {tuple(head) + tuple(MARKS.sub("", cell) for cell in row): row for row in rows}
+    if plain and all(key in rows_in for key in plain):
+        marks = sorted({mark for row in rows for cell in row if (found := MARKS.search(cell)) for mark in found[1].split(",")})
+        names = ", ".join(row[0] for row in rows)
+        places = ", ".join(dict.fromkeys(rows_in[key] for key in plain))
+        return f"Same numbers as in {places}: {names}. Marks: {','.join(marks)}."
+    for key in plain:
+        rows_in.setdefault(key, title)
+    return table(head, rows)
 
 
 def _rows(section: Section) -> list[bool]:
@@ -252,8 +270,8 @@ def is_far(one: Outcome) -> bool:
     return abs(one.difference) * 100 / UNITS[unit][0] > FAR
 
 
-def far_off(section: Section, sentences: Explained) -> list[str]:
-    """A sentence for each cell that is far off; cells of a row with the same sentence together."""
+def far_off(section: Section, sentences: Explained, listed: dict[str, str]) -> list[str]:
+    """Return a sentence for each cell that is far off, once per page; cells of a row with the same sentence together."""
     by_row: dict[tuple[str, str], list[str]] = {}
     for one in section.outcomes:
         if is_far(one):
@@ -264,7 +282,13 @@ def far_off(section: Section, sentences: Explained) -> list[str]:
     if not by_row:
         return []
     lines = [f"* {row}, {', '.join(columns)}: {sentence}" for (row, sentence), columns in by_row.items()]
-    return [f"Cells that differ by more than {FAR:.0f} points:", "", *lines, ""]
+    known = list(dict.fromkeys(listed[line] for line in lines if line in listed))
+    fresh = [line for line in lines if line not in listed]
+    listed |= dict.fromkeys(fresh, section.title)
+    head = f"Cells that differ by more than {FAR:.0f} points:"
+    if not fresh:
+        return [f"{head} as in {', '.join(known)}.", ""]
+    return [head, "", *fresh, *([f"* Others: as in {', '.join(known)}"] if known else []), ""]
 
 
 # ----------------------------------------------------------------------------------------------------------------- pictures
