@@ -91,7 +91,7 @@ def drawn(analysis: Analysis) -> list[tuple[str, str]]:
         figure.savefig(file, format="png", dpi=110)
         target = PICTURES / f"{analysis.kind}-{name}.png"
         Image.open(file).convert("RGB").quantize(96, dither=Image.Dither.NONE).save(target, optimize=True)
-        written.append((target.name, f"{analysis.title}: {name}"))
+        written.append((target.name, name))
     return written
 
 

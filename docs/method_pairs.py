@@ -101,13 +101,9 @@ def pairs_table(found: Mapping[tuple[str, str], str] | None = None) -> str:
         return "; ".join(f"{', '.join(others)} ({number})" for number, others in sorted(by_number.items()))
 
     grid = table(("method", "does not combine with"), ([f"`{name}`", exceptions(name)] for name in names if exceptions(name)))
-    example = {reason: next(pair for pair, why in general.items() if why == reason) for reason in numbers}
-    reasons = table(
-        ("no.", "why", "for example"),
-        ([str(number), reason, " + ".join(example[reason])] for reason, number in numbers.items()),
-    )
+    reasons = table(("no.", "why"), ([str(number), reason] for reason, number in numbers.items()))
     count = f"{len(known) - len(general)} of {len(known)} pairs combine."
-    return f"{_INTRODUCTION}\n\n{count}\n\n{grid}\n\n## Reasons\n\n{reasons}\n"
+    return f"{_INTRODUCTION}\n\n{count}\n\n{grid}\n\n## Reasons\n\nA and B are the two methods, in either order.\n\n{reasons}\n"
 
 
 if __name__ == "__main__":

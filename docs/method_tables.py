@@ -19,7 +19,7 @@ Link: TypeAlias = Callable[[str], str]
 """From the name of a method to the address of its page."""
 
 HOME = "polyfed.methods."
-MODEL_S = "the model's"
+MODEL_S = "model's"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

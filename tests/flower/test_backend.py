@@ -276,7 +276,7 @@ def test_a_client_whose_state_is_lost_is_left_out_and_the_version_is_named(
     settings = dataclasses.replace(SMALL, method="fedbn")
     with caplog.at_level(logging.WARNING, "polyfed"):
         train_run(over(losing_its_state(settings, tmp_path, {}), settings), None)
-    assert any("the server goes on from version" in message and "-r1-a0" in message for message in caplog.messages)
+    assert any("the server resumes from version" in message and "-r1-a0" in message for message in caplog.messages)
     assert any('lost-state="restart"' in message for message in caplog.messages)
 
 
@@ -296,7 +296,7 @@ def test_what_was_lost_and_not_trained_since_is_not_scored(tmp_path: Path, caplo
     with caplog.at_level(logging.WARNING, "polyfed"):
         found = train_run(over(grid, settings), None)
     assert not any("starts again" in message for message in caplog.messages)
-    assert any("the server goes on from version" in message for message in caplog.messages)
+    assert any("the server resumes from version" in message for message in caplog.messages)
     assert len(found.accuracy["seen"]) == len(grid.configs) - 1
 
 

@@ -42,7 +42,7 @@ def test_the_named_version_is_used_not_the_newest(state: ClientStateFiles) -> No
 
 def test_a_missing_version_is_refused_and_the_sentence_names_it(state: ClientStateFiles) -> None:
     state.store(name(1), kept(1))
-    with pytest.raises(ClientFailure, match=rf"sketch: the server goes on from version {name(3)}.*Versions there: {name(1)}"):
+    with pytest.raises(ClientFailure, match=rf"sketch: the server resumes from version {name(3)}.*Versions there: {name(1)}"):
         state.load(name(3), "")
 
 

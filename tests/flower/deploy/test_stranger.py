@@ -220,7 +220,7 @@ def test_another_nodes_certificate_a_used_kit_and_a_revoked_certificate_are_refu
     old_key = flower_key(site, "node-2")
     site.polyfed("nodes", "revoke", "node-2")
     assert second.wait(LONG) == 3, second.log
-    assert "not that of a node that may come in" in second.log
+    assert "does not belong to an admitted node" in second.log
     assert request(site, path, cert=kept, key=old_key) == "403"
     site.audited(audit, {"event": "revoked", "node": "node-2"})
     site.polyfed("nodes", "renew", "node-2")

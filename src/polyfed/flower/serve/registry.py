@@ -138,7 +138,7 @@ class NodeRegistry:
         for record in self.nodes.values():
             if serial and serial in record.serials:
                 return record
-        raise BadRequest("its certificate is not that of a node that may come in")
+        raise BadRequest("its certificate does not belong to an admitted node")
 
     def _signed(self, authority: Signed, record: NodeRecord, request: bytes, key: str, mark: str) -> NodeRecord:
         certificate = sign_request(authority, request, record.name)

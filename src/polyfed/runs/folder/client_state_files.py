@@ -61,7 +61,7 @@ class ClientStateFiles:
             state = ClientState(tree["entries"], tree["memory"])
         except FileNotFoundError as error:
             raise StateLost(
-                f"Client {self.client}: the server goes on from version {version}, which is not in {self.folder}. "
+                f"Client {self.client}: the server resumes from version {version}, which is not in {self.folder}. "
                 f"Versions there: {', '.join(self.versions()) or 'none'}."
             ) from error
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
