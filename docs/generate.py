@@ -42,6 +42,8 @@ PACKAGE = ROOT / "src" / "polyfed"
 WIDTH = 115
 COMMON = 3
 """Arguments and options of this many commands, with the same help text, are explained once."""
+OUTPUT = ("--explain", "--json", "--quiet")
+"""Options about what is printed; commands that have all of them refer to them as output options."""
 UPWARDS = ("core", "models", "data", "methods", "backends", "runs", "studies", "papers", "flower", "cli")
 """The packages from the lowest layer to the highest, as they are listed; one that is missing here comes last."""
 
@@ -167,7 +169,7 @@ def commands_reference() -> str:
     settings = ", ".join(f"`--{name.replace('_', '-')}`" for name in FACTS if name != "data")
     return "\n\n".join(
         [
-            "## Common options\n\nArguments and options of several commands:\n\n" + table(("option", "meaning"), options),
+            f"## Common options\n\nOutput options: {', '.join(f'`{name}`' for name in OUTPUT)}.\n\n" + table(("option", "meaning"), options),
             "Commands that train also take the [settings](../settings.md) as options:\n\n"
             + textwrap.fill(settings, WIDTH, break_on_hyphens=False),
             *sections,
@@ -205,7 +207,12 @@ def command_text(path: str, command: Any, common: set[tuple[str, str]]) -> str:
     settings = {param.name for param in command.params if is_setting(param)}
     rows = [row for row in map(option_row, own) if row not in common]
     also = [row[0].split(" ")[0].strip("`,") for row in map(option_row, own) if row in common]
-    notes = f"Common: {', '.join(f'`{name}`' for name in also)}." if also else ""
+    if set(OUTPUT) <= set(also):
+        also = [name for name in also if name not in OUTPUT]
+        named = [*(f"`{name}`" for name in also), "output options"]
+    else:
+        named = [f"`{name}`" for name in also]
+    notes = f"Common: {', '.join(named)}." if named else ""
     if settings:
         missing = [f"`--{name.replace('_', '-')}`" for name in FACTS if name not in settings | {"data"}]
         notes += f" All settings{f' except {chr(44).join(missing)}' if missing else ''}.".replace(",`", ", `")

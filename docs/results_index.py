@@ -102,7 +102,7 @@ class Answer:
         """The published numbers of the orders that were run, else of the first one."""
         known: dict[str, PublishedOrder] = {one.order.text: one for one in published_orders(self.item)}
         chosen = [known[one.order.text] for one in self.run] or [one for one in known.values() if one.holds is not None][:1]
-        return "; ".join(map(str, chosen)) or ("figure" if self.item.is_figure else "table")
+        return "; ".join(map(str, chosen))
 
     def ours(self) -> str:
         """Our numbers, or what a run would cost."""
