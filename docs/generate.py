@@ -55,9 +55,7 @@ def pages() -> list[Path]:
 
 def settings_table() -> str:
     """Return every setting with its default and meaning."""
-    rows = (
-        [f"`{name}`", _default(facts.default), facts.doc] for name, facts in FACTS.items() if name != "data"
-    )
+    rows = ([f"`{name}`", _default(facts.default), facts.doc] for name, facts in FACTS.items() if name != "data")
     return table(("setting", "default", "meaning"), rows)
 
 
@@ -169,7 +167,8 @@ def commands_reference() -> str:
     settings = ", ".join(f"`--{name.replace('_', '-')}`" for name in FACTS if name != "data")
     return "\n\n".join(
         [
-            f"## Common options\n\nOutput options: {', '.join(f'`{name}`' for name in OUTPUT)}.\n\n" + table(("option", "meaning"), options),
+            f"## Common options\n\nOutput options: {', '.join(f'`{name}`' for name in OUTPUT)}.\n\n"
+            + table(("option", "meaning"), options),
             "Commands that train also take the [settings](../settings.md) as options:\n\n"
             + textwrap.fill(settings, WIDTH, break_on_hyphens=False),
             *sections,

@@ -50,9 +50,7 @@ def mean(states: dict[int, dict[str, Tensor]], weights: dict[int, float]) -> dic
     return {name: sum(weights[client] * state[name] for client, state in states.items()) for name in states[1]}
 
 
-@pytest.mark.parametrize(
-    ("weights", "told"), [({1: 1 / 6, 2: 5 / 6}, "mean"), ({1: 0.5, 2: 0.5}, "unweighted mean")]
-)
+@pytest.mark.parametrize(("weights", "told"), [({1: 1 / 6, 2: 5 / 6}, "mean"), ({1: 0.5, 2: 0.5}, "unweighted mean")])
 def test_a_mean_of_all_entries_is_told(notes: Path, weights: dict[int, float], told: str) -> None:
     two = load("two_clients")
     state = two.Net().state_dict()

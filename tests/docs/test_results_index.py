@@ -65,7 +65,11 @@ def pages() -> ModuleType:
 
 def test_every_experiment_has_one_row_with_a_status_alone_in_the_third_column() -> None:
     lines = (RESULTS / "index.md").read_text().splitlines()
-    rows = [re.split(r" (?<!\\)\| ", line.removeprefix("| ").removesuffix(" |")) for line in lines if re.match(r"\| [a-z]+/(table|figure)-", line)]
+    rows = [
+        re.split(r" (?<!\\)\| ", line.removeprefix("| ").removesuffix(" |"))
+        for line in lines
+        if re.match(r"\| [a-z]+/(table|figure)-", line)
+    ]
     assert [row[0] for row in rows] == item_names() and len(rows) == 83
     assert all(row[1] == read_item(row[0]).claim and row[2] in STATUSES and len(row) == 6 for row in rows)
 
