@@ -91,7 +91,7 @@ def drawn(analysis: Analysis) -> list[tuple[str, str]]:
         figure.savefig(file, format="png", dpi=110)
         target = PICTURES / f"{analysis.kind}-{name}.png"
         Image.open(file).convert("RGB").quantize(96, dither=Image.Dither.NONE).save(target, optimize=True)
-        written.append((target.name, f"{analysis.title}: {name}"))
+        written.append((target.name, name))
     return written
 
 
@@ -103,11 +103,10 @@ def wrapped(text: str) -> str:
 
 
 def section(analysis: Analysis, runs: str) -> str:
-    """One kind: what it shows, what was found, the command, the pictures."""
+    """Return the section of one kind: what it shows, what was found, the figures."""
     pictures = "\n\n".join(f"![{words}](gallery/{name})" for name, words in drawn(analysis))
     what = wrapped(f"{KINDS[analysis.kind].what} Here: {runs}.")
-    command = f"```sh\npolyfed analyse RUN... --kind {analysis.kind}\n```"
-    return f"## {analysis.title}\n\n{what}\n\n{wrapped(analysis.sentence)}\n\n{command}\n\n{pictures}\n"
+    return f"## {analysis.title}\n\n{what}\n\n{wrapped(analysis.sentence)}\n\n{pictures}\n"
 
 
 def page(sections: Sequence[str]) -> str:
@@ -117,13 +116,14 @@ def page(sections: Sequence[str]) -> str:
     head = [
         "# Gallery of analyses",
         wrapped(
-            "Every kind of analysis once, on real images. `polyfed analyse RUN...` makes them all, as pictures, CSV and JSON; "
-            "`polyfed.analyse` does the same in Python; `polyfed report --analyses all` puts them into the report. "
-            "[Analyses](analyses.md) explains how each is computed."
+            "See what every kind of analysis looks like on real images. [Analyses](analyses.md) explains how each is computed. "
+            "Make them all, as figures, CSV and JSON:"
         ),
+        "```sh\npolyfed analyse RUN...\n```",
+        "Add `--kind NAME` for one kind, such as `norm-statistics`.",
         wrapped(
-            "This page and its pictures are made by `python docs/gallery.py --root DATA`. The runs are small on purpose, a minute or less "
-            "each on one core: they show what an analysis looks like, not how good a method is."
+            "`python docs/gallery.py --root DATA` generates this page. The runs are small, a minute or less each on one core: they do not "
+            "show how good a method is."
         ),
         wrapped(f"PACS: {settings}. Digits-Five: {digits}, 743 training and {TESTS} test images of each domain."),
     ]

@@ -40,8 +40,10 @@ BLOCK = re.compile(
 )
 PACKAGE = ROOT / "src" / "polyfed"
 WIDTH = 115
-COMMON = 4
-"""Options of this many commands, with the same help text, are explained once."""
+COMMON = 3
+"""Arguments and options of this many commands, with the same help text, are explained once."""
+OUTPUT = ("--explain", "--json", "--quiet")
+"""Options about what is printed; commands that have all of them refer to them as output options."""
 UPWARDS = ("core", "models", "data", "methods", "backends", "runs", "studies", "papers", "flower", "cli")
 """The packages from the lowest layer to the highest, as they are listed; one that is missing here comes last."""
 
@@ -52,13 +54,9 @@ def pages() -> list[Path]:
 
 
 def settings_table() -> str:
-    """Every setting with its option, default and meaning."""
-    rows = (
-        [f"`{name}`", f"`--{name.replace('_', '-')}`", _default(facts.default), facts.doc]
-        for name, facts in FACTS.items()
-        if name != "data"
-    )
-    return table(("setting", "option", "default", "meaning"), rows)
+    """Return every setting with its default and meaning."""
+    rows = ([f"`{name}`", _default(facts.default), facts.doc] for name, facts in FACTS.items() if name != "data")
+    return table(("setting", "default", "meaning"), rows)
 
 
 def _default(value: Any) -> str:
@@ -108,10 +106,11 @@ def packages() -> dict[str, list[Path]]:
 
 
 def packages_tree() -> str:
-    """The root's modules and the packages, each with its purpose, as a tree."""
-    found = packages()
-    rows = [(f"  {file.name}", purpose(file)) for file in found.pop(".")]
-    for home in found:
+    """Return the packages, each with its purpose, as a tree."""
+    rows = []
+    for home in packages():
+        if home == ".":
+            continue
         depth = home.count("/") + 1
         rows.append((f"{'  ' * depth}{home.split('/')[-1]}/", purpose(PACKAGE / home / "__init__.py")))
     width = max(len(name) for name, _ in rows) + 2
@@ -158,7 +157,8 @@ def commands_reference() -> str:
         for title, group in all_groups().items()
     }
     counts = Counter(option_row(param) for many in shown.values() for _, command in many for param in own_options(command))
-    common = {row for row, count in counts.items() if count >= COMMON and row[0].startswith("`--")}
+    by_name = {row[0]: row for row, count in reversed(counts.most_common()) if count >= COMMON}
+    common = set(by_name.values())
     sections = [
         f"## {title}\n\n" + "\n\n".join(command_text(path, command, common) for path, command in many)
         for title, many in shown.items()
@@ -167,7 +167,8 @@ def commands_reference() -> str:
     settings = ", ".join(f"`--{name.replace('_', '-')}`" for name in FACTS if name != "data")
     return "\n\n".join(
         [
-            "## Common options\n\n" + table(("option", "meaning"), options),
+            f"## Common options\n\nOutput options: {', '.join(f'`{name}`' for name in OUTPUT)}.\n\n"
+            + table(("option", "meaning"), options),
             "Commands that train also take the [settings](../settings.md) as options:\n\n"
             + textwrap.fill(settings, WIDTH, break_on_hyphens=False),
             *sections,
@@ -203,10 +204,14 @@ def command_text(path: str, command: Any, common: set[tuple[str, str]]) -> str:
     """Return the section of one command."""
     own = own_options(command)
     settings = {param.name for param in command.params if is_setting(param)}
-    placed = [param.metavar or str(param.name).upper() for param in own if param.param_type_name == "argument"]
     rows = [row for row in map(option_row, own) if row not in common]
     also = [row[0].split(" ")[0].strip("`,") for row in map(option_row, own) if row in common]
-    notes = f"Common options: {', '.join(f'`{name}`' for name in also)}." if also else ""
+    if set(OUTPUT) <= set(also):
+        also = [name for name in also if name not in OUTPUT]
+        named = [*(f"`{name}`" for name in also), "output options"]
+    else:
+        named = [f"`{name}`" for name in also]
+    notes = f"Common: {', '.join(named)}." if named else ""
     if settings:
         missing = [f"`--{name.replace('_', '-')}`" for name in FACTS if name not in settings | {"data"}]
         notes += f" All settings{f' except {chr(44).join(missing)}' if missing else ''}.".replace(",`", ", `")
@@ -215,7 +220,6 @@ def command_text(path: str, command: Any, common: set[tuple[str, str]]) -> str:
     shown = [
         f"### {path}",
         textwrap.fill(" ".join((command.help or "").split()), WIDTH),
-        f"```text\n{' '.join([path, '[OPTIONS]', *placed])}\n```",
         table(("option", "meaning"), rows) if rows else "",
         textwrap.fill(notes.strip(), WIDTH, break_on_hyphens=False),
         "```sh\n" + "\n".join(calls) + "\n```" if calls else "",

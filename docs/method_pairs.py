@@ -29,10 +29,10 @@ Most pairs of methods combine with `+`. polyfed rejects the others before traini
 polyfed show "fedbn + agc"
 ```
 
-The table lists the pairs that do not combine at default options, on a small model with batch norm; the number is the
-reason [below](#reasons). Other options or another model can change the result. That a pair combines does not mean that
-it is useful. `python docs/method_pairs.py docs/methods/pairs.md` generates this page, and a test compares it with the
-code."""
+The table lists the pairs that do not combine at default options, on a small model with batch norm. Each pair is in the
+row of the name that comes first in the alphabet; the number is the [reason](#reasons). Other options or another model
+can change the result. That a pair combines does not mean that it is useful. `python docs/method_pairs.py
+docs/methods/pairs.md` generates this page."""
 
 
 def pairs(names: Iterable[str]) -> list[tuple[str, str]]:
@@ -72,6 +72,15 @@ def in_general(message: str, one: str, other: str) -> str:
     return re.sub(r"disagree on [\w./]+:", "disagree on an entry:", message)
 
 
+def cause(reason: str) -> str:
+    """Return the first sentence of a reason, without the names that only distinguish slots, layers and model."""
+    first = re.split(r"\.\s+(?=[A-Z])", reason)[0].rstrip(".") + "."
+    first = re.sub(r"does not use [\w ]+\.", "does not use its slot.", first)
+    first = re.sub(r" of TinyNet \([\w., ]+\)", "", first)
+    first = re.sub(r"^([AB]): TinyNet has", r"\1: the model has", first)
+    return re.sub(r"^[\w.]+ is uploaded", "an entry is uploaded", first)
+
+
 def pairs_table(found: Mapping[tuple[str, str], str] | None = None) -> str:
     """The page: the exceptions of each method, and the reasons.
 
@@ -80,25 +89,21 @@ def pairs_table(found: Mapping[tuple[str, str], str] | None = None) -> str:
     """
     known = outcomes(own_methods()) if found is None else found
     names = sorted({name for pair in known for name in pair})
-    general = {pair: in_general(why, *pair) for pair, why in known.items() if why}
+    general = {pair: cause(in_general(why, *pair)) for pair, why in known.items() if why}
     numbers = {reason: number for number, reason in enumerate(dict.fromkeys(general.values()), start=1)}
 
     def exceptions(name: str) -> str:
         by_number: dict[int, list[str]] = {}
         for other in names:
-            reason = general.get((min(name, other), max(name, other)))
+            reason = general.get((name, other))
             if reason:
                 by_number.setdefault(numbers[reason], []).append(f"`{other}`")
         return "; ".join(f"{', '.join(others)} ({number})" for number, others in sorted(by_number.items()))
 
     grid = table(("method", "does not combine with"), ([f"`{name}`", exceptions(name)] for name in names if exceptions(name)))
-    example = {reason: next(pair for pair, why in general.items() if why == reason) for reason in numbers}
-    reasons = table(
-        ("no.", "why", "for example"),
-        ([str(number), reason, " + ".join(example[reason])] for reason, number in numbers.items()),
-    )
+    reasons = table(("no.", "why"), ([str(number), reason] for reason, number in numbers.items()))
     count = f"{len(known) - len(general)} of {len(known)} pairs combine."
-    return f"{_INTRODUCTION}\n\n{count}\n\n{grid}\n\n## Reasons\n\n{reasons}\n"
+    return f"{_INTRODUCTION}\n\n{count}\n\n{grid}\n\n## Reasons\n\nA and B are the two methods, in either order.\n\n{reasons}\n"
 
 
 if __name__ == "__main__":

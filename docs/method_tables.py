@@ -19,7 +19,7 @@ Link: TypeAlias = Callable[[str], str]
 """From the name of a method to the address of its page."""
 
 HOME = "polyfed.methods."
-MODEL_S = "the model's"
+MODEL_S = "model's"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -42,17 +42,16 @@ def at_defaults(record: Recorded[Method]) -> Method | None:
 
 
 def methods_table(link: Link) -> str:
-    """All methods: idea, slots, and declared facts, at their default options."""
+    """Return all methods with their ideas and declared facts, at their default options."""
     heads = (
         "method",
         "idea",
-        "slots it fills",
         "needs batch norm",
         "keeps state at clients",
         "smallest batch",
         "clients may be sampled",
         "leaves a client beyond model entries",
-        "messages a round",
+        "messages per round",
     )
     return table(heads, (_method_row(methods.find(name), link) for name in own_methods()))
 
@@ -60,11 +59,7 @@ def methods_table(link: Link) -> str:
 def _method_row(record: Recorded[Method], link: Link) -> list[str]:
     cells = [f"[{record.name}]({link(record.name)})", first_sentence(record.doc)]
     method = at_defaults(record)
-    return cells + (["?"] * 7 if method is None else [_slots(method), *_fact_cells(method.facts)])
-
-
-def _slots(method: Method) -> str:
-    return ", ".join(slot.replace("_", " ") for slot in method.filled_slots) or "none"
+    return cells + (["?"] * 6 if method is None else _fact_cells(method.facts))
 
 
 def _fact_cells(facts: Facts) -> list[str]:

@@ -33,9 +33,8 @@ from polyfed.papers.ledger import LAST_ONLY, Ledger
 from polyfed.papers.reproduction import Reproduction, from_ledger
 
 HEADLINES = ("fedwon/table-1", "fixbn/table-5", "fedstein/table-1", "gperxan/table-2", "hfedf/table-11")
-HEAD = ("experiment", "claim", "status", "seeds", "form", "published", "ours", "tests")
+HEAD = ("experiment", "claim", "status", "published", "ours, or core-hours (full, laptop)", "tests")
 Made = Callable[[str, str, Ledger], Reproduction]
-NO_ORDER = "no ranking"
 
 
 def sibling(name: str) -> ModuleType:
@@ -89,7 +88,7 @@ class Answer:
         if not found and self.shown is not None and not self.item.orders:
             found = [set(one.values) for one in self.shown.outcomes if one.values]
         names = list(dict.fromkeys(", ".join(map(str, sorted(seeds))) for seeds in found if seeds))
-        return "; ".join(names) or "–"
+        return "; ".join(names)
 
     @property
     def form(self) -> str:
@@ -97,13 +96,13 @@ class Answer:
         forms = {one.form for one in self.run} or (
             {self.shown.form.name} if self.shown is not None and not self.item.orders else set()
         )
-        return ", ".join(form for form in FORMS if form in forms) or "–"
+        return ", ".join(form for form in FORMS if form in forms)
 
     def published(self) -> str:
         """The published numbers of the orders that were run, else of the first one."""
         known: dict[str, PublishedOrder] = {one.order.text: one for one in published_orders(self.item)}
         chosen = [known[one.order.text] for one in self.run] or [one for one in known.values() if one.holds is not None][:1]
-        return "; ".join(map(str, chosen)) or ("figure" if self.item.is_figure else "table")
+        return "; ".join(map(str, chosen))
 
     def ours(self) -> str:
         """Our numbers, or what a run would cost."""
@@ -117,14 +116,15 @@ class Answer:
     def tests(self) -> str:
         """The paired tests of the orders, and how many were run."""
         if not self.run:
-            return self.reason or ("–" if self.item.orders else NO_ORDER)
+            return self.reason
         lacking = len(self.item.orders) - len(self.run)
         told = [f"{one.order.text}: {one.describe_tests()}" if len(self.run) > 1 else one.describe_tests() for one in self.run]
         return "; ".join([*told, *([f"{lacking} of {len(self.item.orders)} rankings not run"] if lacking else [])])
 
     def row(self) -> list[str]:
-        """The row of the index; the status stands alone in the third column."""
-        cells = [self.item.name, self.item.claim, self.status, self.seeds, self.form, self.published(), self.ours(), self.tests()]
+        """The row of the index; the status is alone in the third column."""
+        runs = f" [{self.form}; seeds {self.seeds}]" if self.seeds else ""
+        cells = [self.item.name, self.item.claim, self.status, self.published(), self.ours() + runs, self.tests()]
         return [cell.replace("|", "\\|") for cell in cells]
 
 
@@ -141,8 +141,8 @@ def estimate(item: PaperItem) -> str:
     for name in ("full", "laptop"):
         form = Form(name)
         hours = core_hours(planned_runs(cells_of(item, form), form).values())
-        words.append(f"{name} {'?' if hours is None else f'{hours:,.1f}'}")
-    return f"{', '.join(words)} core-hours"
+        words.append("?" if hours is None else f"{hours:,.1f}")
+    return "; ".join(words)
 
 
 def answer(item: PaperItem, ledger: Ledger, reason: str = "", made: Made | None = None) -> Answer:
@@ -195,7 +195,7 @@ def summary_table(folder: str) -> str:
             one.item.claim,
             one.published(),
             ours,
-            one.seeds,
+            one.seeds or "–",
             one.status
             + (f" ({len(one.run)} of {len(one.tested)} rankings run)" if len(one.run) < len(one.tested) and one.run else ""),
         ]

@@ -1,8 +1,8 @@
-"""Three small hospitals for a trial of docs/deploy.md: digits-mini as image folders, one domain each.
+"""Write image folders for three small hospitals, with one domain of digits-mini each, for the trial in docs/deploy.md.
 
 python digits_mini_as_folders.py data
 
-writes data/hospital-1/pen/<class>/*.png, hospital-2/photo and hospital-3/print. Without a folder it only says what it would write.
+This writes data/hospital-1/pen/<class>/*.png, hospital-2/photo and hospital-3/print. Without a folder, nothing is kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PER_DOMAIN = 200
 
 
 def write_hospitals(folder: Path) -> dict[str, int]:
-    """Write the training images of each domain; returns how many there are."""
+    """Write the training images of each domain, and return their numbers."""
     data = digits_mini(per_domain=PER_DOMAIN)
     counts = {}
     for number, name in enumerate(DOMAINS, start=1):

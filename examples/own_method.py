@@ -1,4 +1,4 @@
-"""A custom method: large features cost something, so that clients stay in one range."""
+"""A custom method that penalises large features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model and images of one's own: a folder <domain>/<class>/*.png and a function that builds a torch module."""
+"""Train a custom model on a folder of images, <domain>/<class>/*.png."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BARS = {"lying": (18, 5), "standing": (5, 18)}
 
 
 def draw_images(root: Path, per_class: int = 30) -> None:
-    """Grey bars on three backgrounds, as placeholders for your photographs."""
+    """Draw grey bars on three backgrounds, as placeholders for your photographs."""
     place = random.Random(0)
     for domain, background in BACKGROUNDS.items():
         for name, (width, height) in BARS.items():
@@ -30,7 +30,7 @@ def draw_images(root: Path, per_class: int = 30) -> None:
 
 
 def my_model(classes: int) -> nn.Module:
-    """Any torch module with one logit per class; `classes` and `input_shape` are given if the function takes them."""
+    """Return a torch module with one logit per class; the function may also take `input_shape`."""
     return nn.Sequential(
         *(nn.Conv2d(3, 16, 7, stride=4), nn.BatchNorm2d(16), nn.ReLU()),
         *(nn.Conv2d(16, 16, 5, stride=2), nn.BatchNorm2d(16), nn.ReLU()),
@@ -45,4 +45,4 @@ if __name__ == "__main__":
     print("seen  ", result.accuracy["seen"])
     print("unseen", result.accuracy["unseen"])
     day_model, newcomer = result.model_for("day"), result.newcomer()
-    print(type(day_model).__name__, "for the client day,", type(newcomer).__name__, "for somebody new")
+    print(type(day_model).__name__, "for the client day,", type(newcomer).__name__, "for a newcomer")

@@ -1,4 +1,4 @@
-"""Torch data sets of one's own: a pair (train, test) for every domain."""
+"""Train on PyTorch data sets: a pair (train, test) for each domain."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import polyfed
 
 
 def sensor(shift: float, seed: int, count: int) -> TensorDataset:
-    """Two classes of 8 readings; each domain's sensor adds an offset of its own."""
+    """Return two classes of 8 readings, with an offset for the sensor of a domain."""
     stream = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % 2
     readings = torch.randn(count, 8, generator=stream) + labels[:, None] + shift

@@ -1,4 +1,4 @@
-"""Two methods compared in Python, over seeds; `polyfed compare` does the same and writes a report."""
+"""Compare two methods over seeds in Python; `polyfed compare` does the same and prints a table."""
 
 from __future__ import annotations
 

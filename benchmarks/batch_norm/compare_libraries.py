@@ -142,17 +142,13 @@ def tables(data: Mapping[str, Any]) -> str:
             f"Run on {measured['date']} at {commits} with Python {measured['python']} and torch {measured['torch']}:",
             "`python benchmarks/batch_norm/compare_libraries.py`.",
             "",
-            "What both clients begin round 2 with:",
+            "What both clients start round 2 with:",
             "",
             *by_group(ways, "clients"),
             "",
-            "What the server's model holds after round 2 (polyfed: the model for a newcomer):",
+            "What the server's model contains after round 2 (polyfed: the model for a newcomer):",
             "",
             *by_group(ways, "server"),
-            "",
-            "The first channel's running mean, from which its column was inferred (it starts at 0):",
-            "",
-            *running_means(ways),
             "",
         ]
     )
@@ -164,13 +160,6 @@ def by_group(ways: Mapping[str, Any], side: str) -> list[str]:
         cells = [facts["failed"]] + [""] * (len(GROUPS) - 1) if "failed" in facts else [facts[side][group] for group in GROUPS]
         rows.append(f"| {label} | {' | '.join(cells)} |")
     return rows
-
-
-def running_means(ways: Mapping[str, Any]) -> list[str]:
-    shown = {label: facts["running_mean"] for label, facts in ways.items() if "failed" not in facts}
-    columns = list(next(iter(shown.values())))
-    rows = [f"| | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
-    return rows + [f"| {label} | {' | '.join(f'{values[column]:.4f}' for column in columns)} |" for label, values in shown.items()]
 
 
 def write_page(data: Mapping[str, Any]) -> None:

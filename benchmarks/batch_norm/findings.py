@@ -18,9 +18,9 @@ GROUPS = {
     "batches counted": ("norm.num_batches_tracked",),
 }
 COUNTER = "norm.num_batches_tracked"
-BY_SAMPLES, EQUALLY = "mean by samples", "mean of equal clients"
+BY_SAMPLES, EQUALLY = "mean", "unweighted mean"
 LARGEST, FIRST, SECOND, START = "largest", "client 1's", "client 2's", "start value"
-OWN, LEFT, ABSENT = "stays with its client", "what the client trained before left", "not there"
+OWN, LEFT, ABSENT = "local", "from the previous client", "missing"
 CUT = ", truncated to an integer"
 
 State = dict[str, np.ndarray]

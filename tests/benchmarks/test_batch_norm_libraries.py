@@ -50,9 +50,7 @@ def mean(states: dict[int, dict[str, Tensor]], weights: dict[int, float]) -> dic
     return {name: sum(weights[client] * state[name] for client, state in states.items()) for name in states[1]}
 
 
-@pytest.mark.parametrize(
-    ("weights", "told"), [({1: 1 / 6, 2: 5 / 6}, "mean by samples"), ({1: 0.5, 2: 0.5}, "mean of equal clients")]
-)
+@pytest.mark.parametrize(("weights", "told"), [({1: 1 / 6, 2: 5 / 6}, "mean"), ({1: 0.5, 2: 0.5}, "unweighted mean")])
 def test_a_mean_of_all_entries_is_told(notes: Path, weights: dict[int, float], told: str) -> None:
     two = load("two_clients")
     state = two.Net().state_dict()
@@ -62,7 +60,7 @@ def test_a_mean_of_all_entries_is_told(notes: Path, weights: dict[int, float], t
     found = load("findings").found_in(notes)
     assert {found.clients[group] for group in ("weights", "scale and shift", *STATISTICS)} == {told}
     # 1 and 5 batches: 4.33 by samples, which a client reads as 4; 3 with equal clients.
-    assert found.clients["batches counted"] == told + (", truncated to an integer" if told == "mean by samples" else "")
+    assert found.clients["batches counted"] == told + (", truncated to an integer" if told == "mean" else "")
     assert found.server["batches counted"] == told
 
 
@@ -78,9 +76,9 @@ def test_statistics_that_stay_are_told(notes: Path) -> None:
         state = {**mean(replies, {1: 1 / 6, 2: 5 / 6}), **{name: value for name, value in state.items() if name in own[1]}}
     two.write("server", {name: value.tolist() for name, value in state.items() if "norm" not in name})
     found = load("findings").found_in(notes)
-    assert {found.clients[group] for group in (*STATISTICS, "batches counted")} == {"stays with its client"}
-    assert found.clients["scale and shift"] == "mean by samples"
-    assert found.server["running mean"] == "not there" and found.server["weights"] == "mean by samples"
+    assert {found.clients[group] for group in (*STATISTICS, "batches counted")} == {"local"}
+    assert found.clients["scale and shift"] == "mean"
+    assert found.server["running mean"] == "missing" and found.server["weights"] == "mean"
 
 
 def test_what_two_explanations_fit_is_refused(notes: Path) -> None:

@@ -16,13 +16,9 @@ from helpers.paths import ROOT
 
 HERE = Path(__file__).resolve().parent
 STILL_TO_REWRITE = {
-    "docs/analyses.md": 1,
     "docs/data.md": 4,
-    "docs/deploy.md": 1,
-    "docs/design.md": 5,
-    "docs/gallery.md": 4,
-    "docs/methods/pairs.md": 13,
-    "docs/own-superlink.md": 1,
+    "docs/design.md": 4,
+    "docs/methods/pairs.md": 1,
     "docs/reference/command-line.md": 64,
     "docs/settings.md": 20,
     "src/polyfed/api.py": 1,
