@@ -47,7 +47,7 @@ def test_a_comparison_as_frames(found: polyfed.Comparison) -> None:
     seen = metrics[(metrics.method == "fedbn") & (metrics.view == "seen")]
     assert seen.accuracy.mean() == pytest.approx(table.loc["fedbn", "mean"])
     assert found.table("balanced_accuracy").columns.name == "balanced_accuracy"
-    with pytest.raises(SettingError, match="There is no measure 'f1'"):
+    with pytest.raises(SettingError, match="Unknown metric 'f1'"):
         found.table("f1")
 
 
