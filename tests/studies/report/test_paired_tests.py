@@ -86,4 +86,6 @@ def test_there_is_one_verdict_and_it_is_the_paired_one() -> None:
     level = paired(12, 11, test_error=0.0)  # beyond any unpaired noise, but the answers say that it is luck
     assert level.verdict == "within the noise of the test sets" and "is within the noise" in " ".join(_significance(level))
     unpaired = PairedDifference(found.ahead, found.behind, 0.016, [0.0], 0.02)
-    assert unpaired.verdict == "within the noise of the test sets" and "given the test set sizes" in " ".join(_significance(unpaired))
+    assert unpaired.verdict == "within the noise of the test sets" and "given the test set sizes" in " ".join(
+        _significance(unpaired)
+    )

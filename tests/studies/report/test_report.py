@@ -485,7 +485,10 @@ def test_a_search_is_reported_with_what_it_tried(tmp_path: Path) -> None:
     document = {"search": "grid", "searched": {"lr": [0.01, 0.1, 1.0]}, "chosen_by": "mean of validation", "methods": [method]}
     (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(document))
     page = words(report_on(tmp_path / "sweep", tmp_path / "r.html").read_text())
-    assert "Hyperparameter search Grid search in" in page and "Values were selected by the mean of validation. The search did not use any test set." in page
+    assert (
+        "Hyperparameter search Grid search in" in page
+        and "Values were selected by the mean of validation. The search did not use any test set." in page
+    )
     assert "fedavg 0.1 62.5 chosen fedavg 0.01 50.0 fedavg 1.0 failed" in page and "fedavg reaches 75.0 % on pen." in page
     (tmp_path / "sweep" / "sweep.json").write_text("[]")
     with pytest.raises(RunFolderError, match=r"sweep.json is not a valid search"):

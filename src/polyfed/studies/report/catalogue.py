@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -145,7 +146,9 @@ def _method(text: str, settings: Mapping[str, Any], needs_plan: bool) -> dict[st
     for part in method.parts:
         record, values = methods.find(part.name), dict(part.options)
         options = [{**each, "value": values.get(str(each["name"]))} for each in options_of(record.signature, record.doc)]
-        parts.append({"name": part.name, "documentation": _with_reference(record.doc), "options": options})
+        reference = " ".join(inspect.cleandoc(record.doc).partition("\nReference:\n")[2].split())
+        documentation = text_of(record.doc) + (f"\n\nReference: {reference}" if reference else "")
+        parts.append({"name": part.name, "documentation": documentation, "options": options})
     found: dict[str, Any] = {"name": str(method), "text": method.full_text, "parts": parts, "facts": fact_values(method.facts)}
     try:
         experiment = Experiment(with_changes(Settings(), {**settings, "method": str(method)}).trusted())
@@ -200,19 +203,9 @@ def _model(text: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _with_reference(doc: str) -> str:
-    reference = inspect.cleandoc(doc).partition("\nReference:\n")[2].split()
-    return "\n\n".join([text_of(doc), *([f"Reference: {' '.join(reference)}"] if reference else [])])
-
-
 def text_of(doc: str) -> str:
     """Return the text of a docstring before its sections."""
-    shown: list[str] = []
-    for line in inspect.cleandoc(doc).splitlines():
-        if _SECTION.match(line):
-            break
-        shown.append(line)
-    return "\n".join(shown).strip()
+    return "\n".join(itertools.takewhile(lambda line: not _SECTION.match(line), inspect.cleandoc(doc).splitlines())).strip()
 
 
 def reflowed(text: str) -> str:

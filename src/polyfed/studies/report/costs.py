@@ -65,22 +65,22 @@ class Expense:
     spent: Spent
     reference: Spent | None = None
 
-    def _more(self, what: str) -> float | None:
-        own, other = getattr(self.spent, what), getattr(self.reference or Spent(), what)
-        return None if own is None or other is None else own - other
+    def _extra(self, name: str) -> float | None:
+        cost, reference = getattr(self.spent, name), getattr(self.reference or Spent(), name)
+        return None if cost is None or reference is None else cost - reference
 
     @property
     def extra_traffic(self) -> float | None:
-        return self._more("traffic")
+        return self._extra("traffic")
 
     @property
     def extra_cpu(self) -> float | None:
-        return self._more("cpu_seconds")
+        return self._extra("cpu_seconds")
 
     @property
     def extra_memory(self) -> float | None:
 
-        return self._more("memory")
+        return self._extra("memory")
 
     @property
     def cpu_ratio(self) -> float | None:

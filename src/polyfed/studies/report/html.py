@@ -20,7 +20,7 @@ from polyfed.studies.report.charts import swatch
 from polyfed.studies.report.commands import compare_command, pieces, report_command
 from polyfed.studies.report.gather import gather
 from polyfed.studies.report.pictures import NONE, analyses_of, chosen_kinds, grid_of, images_of
-from polyfed.studies.report.run_record import run_folders
+from polyfed.studies.report.run_record import SWEEP_FILE, run_folders
 from polyfed.studies.report.run_set import RunSet
 from polyfed.studies.report.verdict import notices, verdict_of
 from polyfed.tasks.known import in_percent
@@ -42,7 +42,8 @@ def report_on(
     """Write the report of run folders, of the runs in other folders, and of searches; see ``polyfed.report``."""
     paths = [runs] if isinstance(runs, str | Path) else runs
     chosen_kinds(analyses)  # rejects invalid names before reading any folder
-    return write_report(run_folders(paths), out, metric, pictures, sections.searches_in(paths), analyses)
+    searches = [sections.read_search(Path(path)) for path in paths if (Path(path) / SWEEP_FILE).is_file()]
+    return write_report(run_folders(paths), out, metric, pictures, searches, analyses)
 
 
 def write_report(
@@ -74,9 +75,8 @@ def write_report(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, page.encode("utf-8", "backslashreplace"))  # file names can contain invalid characters
     except OSError as error:
-        raise RunFolderError(
-            f"Cannot write the report to {path}: {error.strerror or error}. Choose another file with -o."
-        ) from error
+        problem = error.strerror or error
+        raise RunFolderError(f"Cannot write the report to {path}: {problem}. Choose another file with -o.") from error
     return path
 
 
@@ -93,20 +93,17 @@ def render(
     from markupsafe import Markup
 
     sets = [found.headed(metric) for found in gather(runs)]
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(PAGE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader, undefined = jinja2.FileSystemLoader(PAGE), jinja2.StrictUndefined
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=undefined, trim_blocks=True, lstrip_blocks=True)
     # A line does not break between a number and its unit.
     environment.filters["together"] = lambda text: re.sub(r"(\d) (?=(?:%|[kMG]?B\b))", "\\1\u00a0", text)
     labels = list(dict.fromkeys(row.method for found in sets for row in found.rows))
     styles = {label: number for number, label in enumerate(labels)}  # the same throughout the page
     about = ", ".join(labels) if len(labels) <= 3 and sum(map(len, labels)) <= 60 else f"{len(labels)} methods"
     library, script = ((PAGE / name).read_text() for name in (f"{LIBRARY}.js", SCRIPT))
-    curves = [_interactive_values(found, styles) for found in sets]
+    curves = json.dumps([_interactive_values(found, styles) for found in sets], allow_nan=False, separators=(",", ":"))
+    # Without these characters, no name can end the script element.
+    curves = curves.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     return environment.get_template(TEMPLATE).render(
         title=f"{about} on {' / '.join(dict.fromkeys(found.name for found in sets))}",
         groups=[_values(found, styles, metric, with_pictures, analyses) for found in sets],
@@ -119,18 +116,12 @@ def render(
         library_notice=LIBRARY_NOTICE,
         script=Markup(script),
         script_hashes=Markup(" ".join(f"'sha256-{_hash(text)}'" for text in (library, script))),
-        curves_json=Markup(_inside_script(curves)),
+        curves_json=Markup(curves),
     )
 
 
 def _hash(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _inside_script(tree: Any) -> str:
-    # Without these characters, no name can end the script element.
-    text = json.dumps(tree, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _interactive_values(runs: RunSet, styles: Mapping[str, int]) -> dict[str, Any]:
@@ -149,13 +140,13 @@ def _values(runs: RunSet, styles: Mapping[str, int], metric: str, with_pictures:
     verdicts = [verdict for view in runs.views if (verdict := verdict_of(runs, view)) is not None]
     uploads: dict[str, list[str]] = {}
     for row in runs.rows:
-        uploads.setdefault(sections.uploads_beyond_entries(row), []).append(row.method)
+        uploads.setdefault(sections.describe_uploads(row), []).append(row.method)
     chosen = runs.headline(metric)
     tables = [
         table
         for measure in dict.fromkeys([runs.measure, *in_percent(runs.task)])
         for view in runs.views
-        if (table := sections.table(runs.by(measure), view, styles)) is not None
+        if (table := sections.table(runs.by(measure), view)) is not None
         and any(cell["text"] != sections.NOT_SCORED for row in table["rows"] for cell in row["cells"])
     ]
     measures = dict.fromkeys(table["measure"] for table in tables)
@@ -187,7 +178,7 @@ def _values(runs: RunSet, styles: Mapping[str, int], metric: str, with_pictures:
         "traffic": pictures.traffic(runs),
         "traffic_kinds": pictures.traffic_kinds(runs),
         "scatter": pictures.accuracy_against_bytes(runs, styles),
-        "costs": [sections.cost_row(row, styles) for row in runs.rows],
+        "costs": [sections.cost_row(row) for row in runs.rows],
         "against_reference": sections.against_reference(runs),
         "has_newcomer": any(row.total_bytes("newcomer") for row in runs.rows),
         "byte_tables": [(row.method, sections.byte_table(row)) for row in runs.rows],

@@ -77,7 +77,7 @@ def curves(runs: RunSet, view: str, styles: Mapping[str, int]) -> dict[str, Any]
     if all(len(row.rounds(view)) <= 1 for row in runs.rows):
         charts = [{"title": name, "svg": _score_dots(runs, view, key, name, styles)} for key, name in names.items()]
         return {**found, "charts": charts, "only_last": True}
-    lines = {key: [_accuracy_series(row, view, key, styles[row.method]) for row in runs.rows] for key in names}
+    lines = {key: [_series(row, styles[row.method], _scores_by_round(row, view, key)) for row in runs.rows] for key in names}
     metric = MEASURES[runs.measure]
     every = [one for many in lines.values() for one in many]
     y_ticks, span, labels = ticks(*_value_range(every)), _round_range(every), ("round", f"{metric}, %")
@@ -91,9 +91,9 @@ def curves(runs: RunSet, view: str, styles: Mapping[str, int]) -> dict[str, Any]
     return {**found, "charts": charts, "only_last": False, "from": _as_percent(y_ticks[0])}
 
 
-def _accuracy_series(row: MethodRow, view: str, key: Any, style: int) -> Series:
+def _scores_by_round(row: MethodRow, view: str, key: Any) -> dict[int, list[float]]:
     found = {number: list(row.scores(view, key, number).values()) for number in row.rounds(view)}
-    return _series(row, style, {number: values for number, values in found.items() if values})
+    return {number: values for number, values in found.items() if values}
 
 
 def _value_range(series: Sequence[Series]) -> tuple[float, float]:
@@ -206,13 +206,12 @@ def curve_data(runs: RunSet, measures: Sequence[str]) -> dict[str, Any]:
 
 
 def _points(row: MethodRow, view: str, key: Any) -> dict[str, list[float | None]]:
-    rounds = [number for number in row.rounds(view) if row.scores(view, key, number)]
-    values = [list(row.scores(view, key, number).values()) for number in rounds]
-    spreads = [deviation(one) for one in values]
+    found = _scores_by_round(row, view, key)
+    spreads = [deviation(values) for values in found.values()]
     return {
-        "rounds": list(rounds),
-        "mean": [round(100 * average(one), 3) for one in values],
-        "spread": [None if math.isnan(one) else round(100 * one, 3) for one in spreads],
+        "rounds": list(found),
+        "mean": [round(100 * average(values), 3) for values in found.values()],
+        "spread": [None if math.isnan(spread) else round(100 * spread, 3) for spread in spreads],
     }
 
 

@@ -148,13 +148,11 @@ class MethodRow:
         if key == SPREAD:
             return math.nan
         sizes = [run.test_sizes.get((view, key), 0) for run in self.counted]
-        if self.measure == "accuracy" and self.first.task.class_labels and self._has_one_test(view, key):
+        last_rows = [found[max(found)] for run in self.counted if (found := run.rows[view])]
+        has_one_client = all(sum(row.domain == key for row in rows) == 1 for rows in last_rows)
+        if self.measure == "accuracy" and self.first.task.class_labels and has_one_client:
             return binomial_error(self.average(view, key), max(sizes))
         return average(run.test_error(view, key, self.measure) for run in self.counted)
-
-    def _has_one_test(self, view: str, domain: str) -> bool:
-        """Return True if only one client was tested on the domain."""
-        return all(sum(row.domain == domain for row in found[max(found)]) == 1 for run in self.counted if (found := run.rows[view]))
 
     def confusion(self, view: str, domain: str) -> list[list[float]] | None:
         """Return the confusion matrix summed over seeds and clients; None if it was not recorded."""

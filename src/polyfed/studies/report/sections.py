@@ -39,7 +39,7 @@ NOT_SCORED = "–"
 # ------------------------------------------------------------------------------------------------------------------ scores
 
 
-def table(runs: RunSet, view: str, styles: Mapping[str, int]) -> dict[str, Any] | None:
+def table(runs: RunSet, view: str) -> dict[str, Any] | None:
     """Return the scores of each method by domain in one view; None if the view has no scores."""
     domains = runs.domains(view)
     if not domains:
@@ -49,11 +49,10 @@ def table(runs: RunSet, view: str, styles: Mapping[str, int]) -> dict[str, Any] 
     rows = []
     for row in runs.ranked(view):
         cells = [_score_cell(row, column, row in best[column]) for column in columns]
-        head = {"label": row.method, "style": styles[row.method], "note": _row_note(row, view)}
-        rows.append({**head, "cells": cells[: len(domains)], "totals": cells[len(domains) :]})
+        summary = {"cells": cells[: len(domains)], "totals": cells[len(domains) :]}
+        rows.append({"label": row.method, "note": _row_note(row, view), **summary})
     baseline = runs.baseline(columns)
     return {
-        "view": view,
         "measure": runs.measure,
         "metric": MEASURES[runs.measure],
         "title": "Leave-one-out" if runs.left_out else VIEW_TITLES[view],
@@ -122,10 +121,9 @@ def difference_rows(verdict: Verdict) -> list[dict[str, str]]:
 # ------------------------------------------------------------------------------------------------------------------- costs
 
 
-def cost_row(row: MethodRow, styles: Mapping[str, int]) -> dict[str, Any]:
+def cost_row(row: MethodRow) -> dict[str, Any]:
     return {
         "label": row.method,
-        "style": styles[row.method],
         "up": format_bytes(row.total_bytes(directions=["up"])),
         "down": format_bytes(row.total_bytes(directions=["down"])),
         "evaluation": format_bytes(row.total_bytes("evaluation")),
@@ -199,9 +197,9 @@ def _travels(plan: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, str
     ]
 
 
-def uploads_beyond_entries(row: MethodRow) -> str:
-    """Describe what clients upload besides model entries, and the privacy guarantee and its cost."""
-    return " ".join(text for text in (_extra_uploads(row), _privacy_spent(row.first)) if text)
+def describe_uploads(row: MethodRow) -> str:
+    """Describe what clients upload besides model entries, and the privacy budget that they spend."""
+    return f"{_extra_uploads(row)} {_privacy_spent(row.first)}".strip()
 
 
 def _privacy_spent(run: RunRecord) -> str:
@@ -276,7 +274,11 @@ def provenance(run: RunRecord) -> dict[str, Any]:
         "machine": machine,
         "command": pieces(command(run)),
         "settings": [
-            (name, _format_setting(value), plain_value(value) != plain_value(DEFAULTS.get(name)))
+            (
+                name,
+                ", ".join(map(str, value)) or "none" if isinstance(value, list | tuple) else str(value),
+                plain_value(value) != plain_value(DEFAULTS.get(name)),
+            )
             for name, value in run.settings.items()
             if value is not None
         ],
@@ -286,16 +288,8 @@ def provenance(run: RunRecord) -> dict[str, Any]:
     }
 
 
-def _format_setting(value: Any) -> str:
-    return (", ".join(map(str, value)) or "none") if isinstance(value, list | tuple) else str(value)
-
-
-def searches_in(paths: Sequence[str | Path]) -> list[dict[str, Any]]:
-    """Read the hyperparameter searches among these folders from ``sweep.json``."""
-    return [_read_search(Path(path)) for path in paths if (Path(path) / SWEEP_FILE).is_file()]
-
-
-def _read_search(folder: Path) -> dict[str, Any]:
+def read_search(folder: Path) -> dict[str, Any]:
+    """Read a hyperparameter search from ``sweep.json``."""
     path = folder / SWEEP_FILE
     try:
         document = json.loads(path.read_text())
