@@ -175,7 +175,7 @@ def test_seen_and_unseen_are_kept_apart(tmp_path: Path) -> None:
 
 def test_test_sizes_give_the_binomial_error(tmp_path: Path) -> None:
     seen = words(render([make_run(tmp_path / "a", seen={"pen": 100}), make_run(tmp_path / "b", "fedbn", {"pen": 200})]))
-    assert f"400 test images ± {100 * math.sqrt(0.375 * 0.625 / 400):.1f}" in seen
+    assert f"400 images ± {100 * math.sqrt(0.375 * 0.625 / 400):.1f}" in seen
     assert "Data: hand-written" in seen
 
 

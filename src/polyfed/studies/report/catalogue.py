@@ -140,7 +140,6 @@ def _recipe(name: str) -> dict[str, Any]:
 
 
 def _method(text: str, settings: Mapping[str, Any], needs_plan: bool) -> dict[str, Any]:
-    """Return the parts of a method, its facts, and its sharing plan."""
     method = parse(text)
     parts = []
     for part in method.parts:
@@ -182,7 +181,6 @@ def _model_and_data(experiment: Experiment) -> str:
 
 
 def _model(text: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the number of parameters of a model, and its entries by kind."""
     run = with_changes(Settings(), {**settings, "model": text}).trusted()
     federation = build_federation(settings["data"], run)
     with weights_left_out():
@@ -215,7 +213,6 @@ def reflowed(text: str) -> str:
 
 
 def _arguments_of(doc: str) -> dict[str, str]:
-    """Return the description of each argument in a docstring, on one line."""
     found: dict[str, list[str]] = {}
     inside, name = False, ""
     for line in inspect.cleandoc(doc).splitlines():

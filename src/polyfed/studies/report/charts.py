@@ -42,8 +42,6 @@ class Bar:
 
 @dataclass(frozen=True)
 class Dot:
-    """A point of a scatter plot."""
-
     label: str
     style: int
     x: float
@@ -69,8 +67,6 @@ def ticks(low: float, high: float, count: int = 5, whole: bool = False) -> list[
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps values to coordinates."""
-
     low: float
     high: float
     start: float
@@ -101,7 +97,6 @@ def _marker(x: float, y: float, style: int, title: str = "", r: float = 3.6) -> 
 
 
 def swatch(style: int) -> Markup:
-    """Draw a sample of a style, for legends."""
     line = f'<path class="line s{style % COLOURS}"{_dash(style)} d="M1 8H35"/>'
     return Markup(
         f'<svg class="swatch" viewBox="0 0 36 16" width="36" height="16" aria-hidden="true">{line}{_marker(18, 8, style)}</svg>'
@@ -126,8 +121,6 @@ def _svg(height: float, title: str, body: Iterable[str], width: float = WIDTH) -
 
 @dataclass(frozen=True)
 class Frame:
-    """The axes of a plot."""
-
     x: Scale
     y: Scale
     x_ticks: Sequence[float]
@@ -137,7 +130,6 @@ class Frame:
     labels: tuple[str, str] = field(default=("", ""))
 
     def draw(self) -> str:
-        """Draw grid lines, tick values and axis names."""
         left, right, bottom, top = self.x.start - MARGIN, self.x.end, self.y.start, self.y.end
         parts = [f'<path class="grid" d="M{left} {self.y(tick)}H{right}"/>' for tick in self.y_ticks]
         parts += [_text(left - 5, self.y(tick) + 3.5, self.y_format(tick), "end") for tick in self.y_ticks]

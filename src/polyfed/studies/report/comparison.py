@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import PolyfedError, SettingError, nearest
-from polyfed.runs.figures import as_image, dots_figure
+from polyfed.runs.figures import as_image
 from polyfed.runs.headline import BASELINE, headline_by_scores, warnings_over_seeds
 from polyfed.runs.training_defaults import training_words
 from polyfed.studies.compare.compare import LEAVE_ONE_OUT, ComparedRuns, ComparisonRun
@@ -124,14 +124,7 @@ class Comparison:
 
     def plot(self) -> Any:
         """Draw the table as a matplotlib figure, with one dot and error bar per method and domain."""
-        columns = self.run_set.all_columns()
-        rows = []
-        for row in (row for row in self.rows if row.records):
-            numbers = _numbers(row, columns)
-            rows.append((row.method, [numbers[c][:2] if c in numbers else None for c in columns]))
-        baseline = self.run_set.baseline(columns)
-        heights = [baseline.get(column, math.nan) for column in columns] if baseline else []
-        return dots_figure([column.name for column in columns], rows, MEASURES[self.metric], heights)
+        return self.run_set.draw_dots([row for row in self.rows if row.records], self.run_set.all_columns())
 
     def as_json(self) -> dict[str, Any]:
         """Return the comparison in the form that ``polyfed compare --json`` prints."""
@@ -158,7 +151,6 @@ class Comparison:
         return found
 
     def _cells(self) -> list[list[str]]:
-        """Return the formatted score table with its header."""
         columns = self.run_set.all_columns()
         found = [[f"{MEASURES[self.metric]}, %", *(column.name for column in columns)]]
         for row in self.rows:
@@ -217,7 +209,6 @@ def _numbers(row: MethodRow, columns: Sequence[Column]) -> dict[Column, Number]:
 
 
 def row_json(row: MethodRow, cost: Expense | None = None) -> dict[str, Any]:
-    """Return a row as JSON; ``cost`` contains its costs relative to the reference."""
     measures = row.first.task.measures if row.records else CLASSIFICATION.measures
     return {
         "method": row.method,
@@ -299,7 +290,6 @@ def _warnings(row: MethodRow, found: Sequence[tuple[ComparisonRun, RunRecord]]) 
 
 
 def _footnote(runs: ComparedRuns, rounds: int, sizes: Mapping[str, int], measure: str) -> str:
-    """Explain the numbers in the table."""
     settings, seeds = runs.settings, runs.seeds
     if len(seeds) > 1:
         meaning = f"± is the sample standard deviation over {len(seeds)} seeds ({seeds[0]} to {seeds[-1]})"

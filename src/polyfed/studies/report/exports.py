@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import RunFolderError, SettingError, nearest
-from polyfed.runs.figures import COLOURS, MARKERS, dots_figure, empty_figure
+from polyfed.runs.figures import COLOURS, MARKERS, empty_figure
 from polyfed.runs.folder.atomic_write import write_atomically
 from polyfed.runs.folder.paths import slug
 from polyfed.settings import AUTO
@@ -197,7 +197,6 @@ def _tex(text: str) -> str:
 
 
 def _records(sets: Iterable[RunSet]) -> list[dict[str, Any]]:
-    """Return one flat mapping per method, metric, domain and seed."""
     return [
         {
             "data": runs.name,
@@ -256,15 +255,7 @@ def _save_figure(path: Path, figure: Any, dots_per_inch: int = 200) -> None:
 
 
 def score_figure(runs: RunSet, view: str) -> Any:
-    """Draw a dot per method and domain; whiskers are the deviation over seeds or, for one seed, the standard error of the test set."""
-    columns = runs.columns(view)
-    rows = []
-    for row in runs.ranked(view):
-        numbers = [row.number(view, column.key) for column in columns]
-        rows.append((row.method, [None if number is None else number[:2] for number in numbers]))
-    baseline = runs.baseline(columns)
-    heights = [baseline.get(column, math.nan) for column in columns]
-    return dots_figure([column.name for column in columns], rows, MEASURES[runs.measure], heights)
+    return runs.draw_dots(runs.ranked(view), runs.columns(view))
 
 
 def curve_figure(runs: RunSet, view: str) -> Any | None:

@@ -125,7 +125,6 @@ def _hash(text: str) -> str:
 
 
 def _interactive_values(runs: RunSet, styles: Mapping[str, int]) -> dict[str, Any]:
-    """Return the data of the interactive chart."""
     shown = in_percent(runs.task)
     return {
         "labels": [row.method for row in runs.rows],
@@ -136,7 +135,6 @@ def _interactive_values(runs: RunSet, styles: Mapping[str, int]) -> dict[str, An
 
 
 def _values(runs: RunSet, styles: Mapping[str, int], metric: str, with_pictures: bool | None, analyses: str) -> dict[str, Any]:
-    """Return everything that the template shows about one set of runs."""
     verdicts = [verdict for view in runs.views if (verdict := verdict_of(runs, view)) is not None]
     uploads: dict[str, list[str]] = {}
     for row in runs.rows:

@@ -47,7 +47,6 @@ class LiveRun:
 
 
 def look_at(path: str | Path) -> LiveRun:
-    """Read the progress of a run."""
     folder = RunFolder(path)
     lines = folder.metrics()
     run = RunRecord(str(path), folder.document(), lines)

@@ -192,7 +192,6 @@ def accuracy_against_bytes(runs: RunSet, styles: Mapping[str, int]) -> str | Non
 
 
 def curve_data(runs: RunSet, measures: Sequence[str]) -> dict[str, Any]:
-    """Return the curves for the interactive chart, nested by view, metric, domain and method."""
     found: dict[str, Any] = {}
     for view in runs.views:
         domains = runs.domains(view)
@@ -216,7 +215,6 @@ def _points(row: MethodRow, view: str, key: Any) -> dict[str, list[float | None]
 
 
 def confusion_maps(runs: RunSet) -> list[dict[str, Any]]:
-    """Draw a confusion matrix per method and domain, best method first."""
     found = []
     for row in runs.ranked(runs.main_view):
         charts = []
@@ -261,7 +259,6 @@ def images_of(runs: RunSet, requested: bool | None) -> dict[str, Any]:
 
 
 def _example_images(data: DataSet) -> dict[str, Any] | None:
-    """Return the first training image of each domain and class."""
     classes = list(range(min(len(data.classes), MAX_CLASSES)))
     rows = []
     for domain in data.domains[:MAX_DOMAINS]:

@@ -91,7 +91,6 @@ class RunRecord:
 
     @property
     def folders(self) -> Sequence[RunRecord]:
-        """The run itself, or its leave-one-out runs."""
         return self.parts or (self,)
 
     @cached_property
@@ -130,7 +129,6 @@ class RunRecord:
         return self._tables[measure]
 
     def final(self, view: str, measure: str) -> dict[Any, float]:
-        """Return the table of the last evaluation; empty if the view has no scores."""
         found = self.tables_of(measure)[view]
         return found[max(found)] if found else {}
 
@@ -184,14 +182,12 @@ class RunRecord:
         return sizes
 
     def test_error(self, view: str, domain: str, measure: str) -> float:
-        """Return the standard error of a score due to the size of its test set; NaN for metrics without a simple formula."""
         found = self.rows[view]
         many = [row.numbers for row in found[max(found)] if row.domain == domain] if found else []
         return _test_error(many, self.test_sizes.get((view, domain)), measure) if many else math.nan
 
     @property
     def scored_clients(self) -> int:
-        """Number of clients with seen-domain scores in the last evaluation."""
         scored = [(line["round"], line["client"]) for line in self.lines if line["view"].removeprefix(SELECTED) == "seen"]
         last = max((number for number, _ in scored), default=0)
         return len({client for number, client in scored if number == last})
@@ -285,8 +281,6 @@ def domain_rows(summary: Mapping[str, Any], measure: str = "accuracy") -> list[D
 
 
 class CostRow(NamedTuple):
-    """Traffic of one entry kind for one purpose, in bytes."""
-
     purpose: str
     kind: str
     up: int
@@ -323,7 +317,6 @@ def recipe(run: RunRecord) -> dict[str, Any]:
 
 
 def differing(runs: Sequence[RunRecord]) -> list[str]:
-    """Return the names of settings that differ between runs."""
     recipes = [recipe(run) for run in runs]
     return [name for name in recipes[0] if len({repr(chosen.get(name)) for chosen in recipes}) > 1]
 

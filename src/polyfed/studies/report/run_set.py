@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from polyfed.core.method import parse
 from polyfed.errors import PolyfedError
 from polyfed.runs.costs import Costs
+from polyfed.runs.figures import dots_figure
 from polyfed.runs.folder.left_files import Answers
 from polyfed.runs.headline import headline_of
 from polyfed.runs.result import over_domains
@@ -19,7 +20,7 @@ from polyfed.settings import Settings
 from polyfed.studies.report.costs import Spent, Totals, spent, totals
 from polyfed.studies.report.run_record import MEAN, SPREAD, WORST, RunRecord, average, deviation
 from polyfed.tasks.known import task_of_records
-from polyfed.tasks.metrics import NEITHER_IS_BETTER, SMALLER_IS_BETTER
+from polyfed.tasks.metrics import MEASURES, NEITHER_IS_BETTER, SMALLER_IS_BETTER
 from polyfed.tasks.task import Headline, Task
 
 EQUAL = 1e-9
@@ -125,7 +126,6 @@ class MethodRow:
         return found if all(map(math.isfinite, found.values())) else {}
 
     def average(self, view: str, key: Any) -> float:
-        """Return the last score averaged over seeds."""
         return average(self.finals(view, key).values())
 
     def number(self, view: str, key: Any) -> Number | None:
@@ -166,12 +166,10 @@ class MethodRow:
 
     @cached_property
     def seen(self) -> dict[str, Number]:
-        """Scores on seen domains."""
         return self._numbers("seen")
 
     @cached_property
     def unseen(self) -> dict[str, Number]:
-        """Scores on unseen domains."""
         return self._numbers("unseen")
 
     @property
@@ -181,19 +179,16 @@ class MethodRow:
 
     @property
     def worst(self) -> Number | None:
-        """Score on the worst of these domains."""
         return self.number("seen" if self.seen else "unseen", WORST) if self.records else None
 
     # -------------------------------------------------------------------------------------------------------------- costs
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """Paths of the run folders."""
         return tuple(part.path for run in self.records for part in run.folders if part.path)
 
     @property
     def answers(self) -> dict[int, Answers]:
-        """Predictions for the test images by seed, if they exist on this machine."""
         return {run.seed: run.answers for run in self.counted}
 
     @cached_property
@@ -211,22 +206,18 @@ class MethodRow:
         return spent(self._totals)
 
     def bytes_by_kind(self, direction: str, purpose: str = "training") -> dict[str, float]:
-        """Return the bytes per run by entry kind, averaged over seeds."""
         found = [run.costs.get("bytes", {}).get(direction, {}).get(purpose, {}) for run in self.counted]
         return {kind: average(one.get(kind, 0) for one in found) for kind in dict.fromkeys(kind for one in found for kind in one)}
 
     def total_bytes(self, purpose: str = "training", directions: Sequence[str] = ("up", "down")) -> float:
-        """Return the bytes per run for one purpose, averaged over seeds."""
         return sum(sum(self.bytes_by_kind(direction, purpose).values()) for direction in directions)
 
     @property
     def bytes_up(self) -> float:
-        """Training bytes uploaded per client and round."""
         return self._per_client_and_round("up")
 
     @property
     def bytes_down(self) -> float:
-        """Training bytes downloaded per client and round."""
         return self._per_client_and_round("down")
 
     def _per_client_and_round(self, direction: str) -> float:
@@ -235,7 +226,6 @@ class MethodRow:
 
     @property
     def seconds(self) -> float:
-        """Seconds of training, averaged over seeds."""
         return self.average_cost("seconds", "training")
 
     def average_cost(self, what: str, *purposes: str) -> float:
@@ -282,17 +272,14 @@ class RunSet:
         return {key: numbers for run in reversed(self.runs) for key, numbers in run.domains.items()}
 
     def domains(self, view: str) -> list[str]:
-        """Return the domains scored in a view, ordered as in the first run."""
         return list(dict.fromkeys(domain for run in self.runs for v, domain in run.test_sizes if v == view))
 
     @property
     def views(self) -> list[str]:
-        """Views that have scores."""
         return [view for view in VIEWS if self.domains(view)]
 
     @property
     def main_view(self) -> str:
-        """The view of mean and worst."""
         return "unseen" if self.left_out or not self.domains("seen") else "seen"
 
     def test_size(self, view: str, domain: str) -> int:
@@ -327,6 +314,14 @@ class RunSet:
             return sign * row.average(view, MEAN) if row.records and row.finals(view, MEAN) else math.inf
 
         return sorted(self.rows if rows is None else rows, key=key)
+
+    def draw_dots(self, rows: Sequence[MethodRow], columns: Sequence[Column]) -> Any:
+        """Draw a dot per method and column; whiskers are the deviation over seeds or, for one seed, the standard error of the test set."""
+        numbers = [(row.method, [row.number(column.view, column.key) for column in columns]) for row in rows]
+        points = [(method, [None if number is None else number[:2] for number in found]) for method, found in numbers]
+        baseline = self.baseline(columns)
+        heights = [baseline.get(column, math.nan) for column in columns] if baseline else []
+        return dots_figure([column.name for column in columns], points, MEASURES[self.measure], heights)
 
     def best(self, column: Column) -> list[MethodRow]:
         """Return the best contenders of a column; empty if all are equal or if the metric does not rank methods."""

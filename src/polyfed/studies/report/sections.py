@@ -146,7 +146,6 @@ def byte_table(row: MethodRow) -> list[dict[str, str]]:
 
 
 def references_in(rows: Sequence[MethodRow]) -> list[MethodRow]:
-    """Return the rows whose costs are the reference."""
     return [row for row in rows if not row.problem and row.first.method == costs.REFERENCE]
 
 
@@ -244,7 +243,6 @@ def declared_uploads(run: RunRecord) -> tuple[str, str]:
 
 
 def outside_training(rows: Sequence[MethodRow]) -> list[str]:
-    """Describe what clients upload for evaluations and newcomers."""
     sentences = [
         "For evaluation, clients upload their scores with per-class counts of test images and correct predictions and, after training, "
         "a confusion matrix."
@@ -260,7 +258,6 @@ def outside_training(rows: Sequence[MethodRow]) -> list[str]:
 
 
 def provenance(run: RunRecord) -> dict[str, Any]:
-    """Return the folder, versions, settings and command of a run."""
     made = dict(run.document.get("made_with", {}))
     machine, commit = made.pop("machine", "?"), made.pop("commit", "")
     return {

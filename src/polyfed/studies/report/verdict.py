@@ -266,7 +266,6 @@ def _unfinished(who: str, run: RunRecord, consequence: str = "") -> str:
 
 
 def _about_parts(who: str, run: RunRecord) -> list[str]:
-    """List what is missing from the leave-one-out runs of a method."""
     unfinished = [part for part in run.parts if not part.finished]
     if run.finished or unfinished:
         return [] if run.finished else [_unfinished(f"{who}, without {part.settings['unseen'][0]}", part) for part in unfinished]
