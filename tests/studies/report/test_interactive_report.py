@@ -68,7 +68,7 @@ def test_pictures_come_from_the_data_and_only_for_runs_of_this_account(runs: Pat
     assert "data:image/png" not in without
     monkeypatch.setattr(pictures, "is_sealed", lambda content: False)
     foreign = render(folders(runs), with_pictures=None)
-    assert "another account made these runs" in words(foreign) and "data:image/png" not in foreign
+    assert "Another account made these runs" in words(foreign) and "data:image/png" not in foreign
     assert "data:image/png" in render(folders(runs), with_pictures=True)
 
 

@@ -194,62 +194,57 @@ def _line(one: Series, x: Scale, y: Scale, y_format: Format) -> str:
 
 def bars(rows: Sequence[Bar], title: str, end: float, number: Format) -> Markup:
     """Draw horizontal bars of stacked segments below their labels, with whiskers for errors."""
-    scale_ticks = ticks(0, end, 4)
-    x = Scale(0, scale_ticks[-1], 8, WIDTH - 22)
-    step, top = 36, 6
-    bottom, parts = _labelled_rows(rows, x, scale_ticks, step, top, number)
-    for index, bar in enumerate(rows):
-        y = top + step * index
-        parts.append(_stack(bar, x, y + 18, 14))
-    return _svg(bottom + 20, title, parts)
-
-
-def _labelled_rows(
-    rows: Sequence[Bar], x: Scale, scale_ticks: Sequence[float], step: int, top: int, number: Format
-) -> tuple[int, list[str]]:
-    """Draw the grid, its numbers and the row labels; return the bottom of the last row and the parts."""
-    bottom = top + step * len(rows) + 2
-    parts = [f'<path class="grid" d="M{x(tick)} {top}V{bottom}"/>' for tick in scale_ticks]
-    parts += [_text(x(tick), bottom + 13, number(tick), "middle") for tick in scale_ticks]
-    for index, bar in enumerate(rows):
-        y = top + step * index
-        parts.append(_text(9, y + 13, _shorten(bar.label, 34), kind="label") + _text(WIDTH - 22, y + 13, bar.note, "end", "label"))
-    return bottom, parts
-
-
-def _stack(bar: Bar, x: Scale, y: float, height: float) -> str:
-    parts, sum_so_far = [], 0.0
-    for value, colour, tooltip in bar.segments:
-        start, end = x(sum_so_far), x(sum_so_far + value)
-        sum_so_far += value
-        inner = f"<title>{escape(tooltip)}</title>"
-        parts.append(
-            f'<rect class="fill {colour}" x="{start}" y="{y}" width="{max(end - start, 0):.2f}" height="{height}">{inner}</rect>'
-        )
-    if bar.error > 0:
-        low, high = x(max(sum_so_far - bar.error, x.low)), x(min(sum_so_far + bar.error, x.high))
-        middle = y + height / 2
-        parts.append(f'<path class="whisker" d="M{low} {middle}H{high}M{low} {middle - 3}v6M{high} {middle - 3}v6"/>')
-    return "".join(parts)
+    x_ticks = ticks(0, end, 4)
+    return _labelled_rows(rows, title, Scale(0, x_ticks[-1], 8, WIDTH - 22), x_ticks, number, 36, _stack)
 
 
 def dot_rows(rows: Sequence[Bar], title: str, number: Format) -> Markup:
     """Draw a dot per row below its label, with a whisker for its error; the axis does not start at zero."""
     ends = [value + sign * bar.error for bar in rows for value, _, _ in bar.segments for sign in (-1, 1)]
-    low, high = min(ends, default=0.0), max(ends, default=1.0)
-    scale_ticks = ticks(low, high, 4)
-    x = Scale(scale_ticks[0], scale_ticks[-1], 14, WIDTH - 22)
-    step, top = 34, 6
-    bottom, parts = _labelled_rows(rows, x, scale_ticks, step, top, number)
+    x_ticks = ticks(min(ends, default=0.0), max(ends, default=1.0), 4)
+    return _labelled_rows(rows, title, Scale(x_ticks[0], x_ticks[-1], 14, WIDTH - 22), x_ticks, number, 34, _dots)
+
+
+def _labelled_rows(
+    rows: Sequence[Bar],
+    title: str,
+    x: Scale,
+    x_ticks: Sequence[float],
+    number: Format,
+    step: int,
+    draw: Callable[[Bar, Scale, float], str],
+) -> Markup:
+    top, bottom = 6, 8 + step * len(rows)
+    parts = [f'<path class="grid" d="M{x(tick)} {top}V{bottom}"/>' for tick in x_ticks]
+    parts += [_text(x(tick), bottom + 13, number(tick), "middle") for tick in x_ticks]
     for index, bar in enumerate(rows):
         y = top + step * index
-        for value, colour, tooltip in bar.segments:
-            middle = y + 23
-            if bar.error > 0:
-                parts.append(f'<path class="whisker" d="M{x(value - bar.error)} {middle}H{x(value + bar.error)}"/>')
-            dot = f'<circle class="mark {colour}" cx="{x(value)}" cy="{middle}" r="4.5"><title>{escape(tooltip)}</title></circle>'
-            parts.append(dot)
+        parts += [_text(9, y + 13, _shorten(bar.label, 34), kind="label"), _text(WIDTH - 22, y + 13, bar.note, "end", "label")]
+        parts.append(draw(bar, x, y))
     return _svg(bottom + 20, title, parts)
+
+
+def _stack(bar: Bar, x: Scale, y: float) -> str:
+    parts, total = [], 0.0
+    for value, colour, tooltip in bar.segments:
+        start, end = x(total), x(total + value)
+        total += value
+        box = f'x="{start}" y="{y + 18}" width="{max(end - start, 0):.2f}" height="14"'
+        parts.append(f'<rect class="fill {colour}" {box}><title>{escape(tooltip)}</title></rect>')
+    if bar.error > 0:
+        low, high = x(max(total - bar.error, x.low)), x(min(total + bar.error, x.high))
+        parts.append(f'<path class="whisker" d="M{low} {y + 25}H{high}M{low} {y + 22}v6M{high} {y + 22}v6"/>')
+    return "".join(parts)
+
+
+def _dots(bar: Bar, x: Scale, y: float) -> str:
+    parts = []
+    for value, colour, tooltip in bar.segments:
+        if bar.error > 0:
+            parts.append(f'<path class="whisker" d="M{x(value - bar.error)} {y + 23}H{x(value + bar.error)}"/>')
+        place = f'cx="{x(value)}" cy="{y + 23}" r="4.5"'
+        parts.append(f'<circle class="mark {colour}" {place}><title>{escape(tooltip)}</title></circle>')
+    return "".join(parts)
 
 
 def confusion_map(matrix: Sequence[Sequence[float]], names: Sequence[str], title: str) -> Markup:

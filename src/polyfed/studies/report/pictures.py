@@ -247,9 +247,7 @@ def images_of(runs: RunSet, requested: bool | None) -> dict[str, Any]:
         return nothing | {"note": "Example images are not available because the data was passed as Python objects."}
     folders = [Path(part.path) for each in runs.runs for part in each.folders]
     if not requested and not all(is_sealed((folder / "run.toml").read_bytes()) for folder in folders):
-        return nothing | {
-            "note": "Example images are not shown because another account made these runs. Add --pictures to show them."
-        }
+        return nothing | {"note": "Another account made these runs, so their images are not shown. Add --pictures to show them."}
     try:
         settings = RunFolder(run.path).settings()
         data = build_data_set(settings.data, settings)
