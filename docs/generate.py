@@ -30,7 +30,7 @@ from polyfed.cli.completion import NAMES
 from polyfed.core.slots import SLOTS
 from polyfed.settings import FACTS
 from polyfed.studies.report.catalogue import GIVEN_BY_RUN, first_sentence, registry_of, written
-from polyfed.studies.report.kinds import EXPERIMENTS, KINDS, RECIPES
+from polyfed.studies.report.words import EXPERIMENTS, KINDS, RECIPES
 from polyfed.text import write_option
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -156,7 +156,7 @@ def test_leave_one_out(polyfed: Command, images: Path) -> None:
     assert row["accuracy"]["unseen"]["day"]["values"] == [one["accuracy"]["unseen"]["day"]]
     pictures = len([path for path in (images / "day").rglob("*") if path.is_file()])
     assert [score["count"] for score in one["scores"] if score["view"] == "unseen"] == [pictures]
-    assert len(row["runs"]) == 2 and "all images of a domain that nobody trained on" in " ".join(ended.out.split())
+    assert len(row["runs"]) == 2 and "all images of a domain held out of training" in " ".join(ended.out.split())
     assert f"day {pictures}" in " ".join(ended.out.split())
 
 

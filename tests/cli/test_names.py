@@ -13,7 +13,7 @@ from polyfed.models import models
 from polyfed.papers.files import item_names
 from polyfed.studies.compare.candidates import read_one
 from polyfed.studies.compare.recipes import shipped_names
-from polyfed.studies.report.kinds import KINDS
+from polyfed.studies.report.words import KINDS
 
 
 def test_spelling_does_not_matter() -> None:
@@ -78,8 +78,8 @@ def test_show_says_all_of_a_recipe_and_of_an_experiment(polyfed: Command) -> Non
 
 
 def test_show_keeps_the_spelling_of_what_it_does_not_know(polyfed: Command) -> None:
-    says(polyfed("show", "PACZ"), "Nothing is called 'PACZ'. Did you mean pacs? See polyfed ls.")
-    says(polyfed("show", "Fed-BNN"), "Nothing is called 'Fed-BNN'. Did you mean fedbn? See polyfed ls.")
+    says(polyfed("show", "PACZ"), "Unknown name 'PACZ'. Did you mean pacs? polyfed ls lists all names.")
+    says(polyfed("show", "Fed-BNN"), "Unknown name 'Fed-BNN'. Did you mean fedbn? polyfed ls lists all names.")
     says(polyfed("reproduce", "FedWon/Tabel-1"), "There is no experiment 'FedWon/Tabel-1'. Did you mean fedwon/table-1?")
     says(polyfed("run", "--recipe", "Dmeo"), "Dmeo is neither a file nor a shipped recipe. Did you mean demo?")
 

@@ -98,7 +98,7 @@ async def use_report(chromium: Path, profile: Path, page: Path, width: int, labe
         assert sorted(up) == sorted(labels) and up == down[::-1] and up != down
         await shown.value(choose("select.measure", "s.value = 'balanced_accuracy'"))
         titles = await shown.value("[...document.querySelectorAll('.measured:not([hidden]) h3')].map(h => h.innerText)")
-        assert titles == ["Each domain left out in turn: balanced accuracy, %"]
+        assert titles == ["Leave-one-out: balanced accuracy, %"]
         assert "balanced accuracy" in await shown.value("document.querySelector('.of').textContent")
         assert await shown.value(hidden), "a hidden line stays hidden"
         await shown.value(choose("select.domain", "s.selectedIndex = 2"))

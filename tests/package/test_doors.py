@@ -185,7 +185,7 @@ def test_resume_open_run_and_report_are_the_commands(polyfed: Command) -> None:
     for runs in ("runs", ["runs/one"], Path("runs")):
         assert pf.report(runs, "page.html") == Path("page.html")
         assert Path("page.html").read_text() == written
-    with pytest.raises(PolyfedError, match="is not a run and holds none"):
+    with pytest.raises(PolyfedError, match="is not a run folder and does not contain any"):
         pf.report("nowhere", "page.html")
 
 

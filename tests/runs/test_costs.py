@@ -238,14 +238,14 @@ def test_report_sets_methods_beside_fedavg(tmp_path: Path) -> None:
         trained(name, out=tmp_path / name)
     page = render([tmp_path / "fedavg", tmp_path / "ccst", tmp_path / "scaffold"])
     seen = words(page)
-    assert "Cost and privacy beside fedavg" in seen and "fedavg itself: 0.007 MB by client and round" in seen
+    assert "Cost and privacy compared with fedavg" in seen and "fedavg itself: 0.007 MB per client and round" in seen
     rows = re.findall(r"<tr><th class=\"first\" scope=\"row\">([^<]*)</th>((?:<td class=\"n\">[^<]*</td>){6})</tr>", page)
     found = {label: re.findall(r">([^<]*)</td>", row) for label, row in rows}
     assert found["fedavg"][:4] == ["0 B", "0 B", "–", "+0.000"]
     assert found["ccst(style=&#34;pixel&#34;)"][:4] == ["24 B", "0 B", "aggregate", "+36 B"]
     assert found["scaffold"][:4] == ["0 B", "3,436 B", "aggregate", "+0.005"]
     assert "channel mean and std of its images, once (aggregate; 72 B in this run)." in seen
-    assert "beside fedavg" not in words(render([tmp_path / "ccst", tmp_path / "scaffold"]))
+    assert "compared with fedavg" not in words(render([tmp_path / "ccst", tmp_path / "scaffold"]))
 
 
 COST_KEYS = (

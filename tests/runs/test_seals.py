@@ -97,7 +97,7 @@ def test_scores_of_a_run_without_a_readable_checkpoint_are_not_reported(tmp_path
     path.write_text(path.read_text().replace('"accuracy": 0.', '"accuracy": 0.987654'))
     report_on(tmp_path / "r", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert "No checkpoint can be read, so no scores are shown" in page and "98.7" not in page and "987654" not in page
+    assert "No checkpoint is readable, so there are no scores" in page and "98.7" not in page and "987654" not in page
 
 
 @pytest.mark.parametrize("damage", ["gone", "a file"])

@@ -12,7 +12,7 @@ from polyfed.cli.output import View, console, print_footnotes, print_json, print
 from polyfed.cli.tables import emit, print_pairs, print_table, styled
 from polyfed.errors import same_name
 from polyfed.settings import read_change
-from polyfed.studies.report.kinds import EXPERIMENTS, LISTS
+from polyfed.studies.report.words import EXPERIMENTS, LISTS
 from polyfed.trust import NOTHING, code_in
 
 if TYPE_CHECKING:

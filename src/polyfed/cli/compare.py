@@ -157,7 +157,7 @@ def _in_short(found: Comparison) -> str:
 
 
 def _print_costs(rows: Sequence[Expense], reference: Spent, view: View) -> None:
-    from polyfed.studies.report.costs import HEADS, NOTE, REFERENCE, cells, reference_words
+    from polyfed.studies.report.costs import HEADS, NOTE, REFERENCE, cells, describe_reference
 
     print_table(
         f"cost and privacy beside {REFERENCE}",
@@ -165,7 +165,7 @@ def _print_costs(rows: Sequence[Expense], reference: Spent, view: View) -> None:
         [(row.method, *cells(row)) for row in rows],
         view,
         [head for head in HEADS if head != "granularity"],
-        [["granularity"], ["left once"], ["extra peak MB"]],
+        [["granularity"], ["uploaded once"], ["extra peak MB"]],
     )
     if view.explain:
         sent = [
@@ -173,7 +173,7 @@ def _print_costs(rows: Sequence[Expense], reference: Spent, view: View) -> None:
             for row in rows
             if row.data_derived_uploads
         ]
-        print_footnotes("", [*sent, reference_words(reference), NOTE], view)
+        print_footnotes("", [*sent, describe_reference(reference), NOTE], view)
 
 
 def print_methods(title: str, rows: Sequence[MethodRow], view: View) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from polyfed.errors import SettingError
-from polyfed.studies.report.kinds import LISTS
+from polyfed.studies.report.words import LISTS
 
 NAMES = Path(__file__).with_name("names.json")
 Complete = Callable[[click.Context, click.Parameter, str], list[Any]]

@@ -82,7 +82,7 @@ def _cells(estimate: MethodEstimate) -> list[str]:
 
 def _sum_words(estimates: Sequence[MethodEstimate]) -> str:
     """Return what all runs cost together, and how long they take on the clock."""
-    from polyfed.studies.report.words import byte_words
+    from polyfed.studies.report.words import format_bytes
 
     runs = sum(len(estimate.runs) for estimate in estimates)
     seconds = sum(estimate.cpu_seconds for estimate in estimates)
@@ -90,7 +90,7 @@ def _sum_words(estimates: Sequence[MethodEstimate]) -> str:
     workers = max((run.workers for estimate in estimates for run in estimate.runs), default=1)
     on_the_clock = sum(run.cpu_seconds / run.workers for estimate in estimates for run in estimate.runs)
     clock = f", {time_words(on_the_clock)} on the clock with {workers} workers" if workers > 1 else ""
-    return f"{runs} run{'s' * (runs != 1)}: {time_words(seconds, 'core-')}{clock}; {byte_words(traffic)} of traffic."
+    return f"{runs} run{'s' * (runs != 1)}: {time_words(seconds, 'core-')}{clock}; {format_bytes(traffic)} of traffic."
 
 
 def time_words(seconds: float, kind: str = "") -> str:

@@ -44,11 +44,11 @@ def evaluate(path: str, data: str | None, wide: bool, explain: bool, as_json: bo
 
 def _print(found: Evaluation, view: View) -> None:
     from polyfed.studies.report.run_record import domain_rows
-    from polyfed.studies.report.words import percent, rounds_words
+    from polyfed.studies.report.words import format_rounds, percent
     from polyfed.tasks.metrics import MEASURES
 
     summary, choices = found.summary, found.choices
-    title = f"{summary['method']} after {rounds_words(summary['rounds'])}, on {summary['data']}"
+    title = f"{summary['method']} after {format_rounds(summary['rounds'])}, on {summary['data']}"
     if len(choices) == 1:
         print_scores(summary, f"{title} (newcomer: {choices[0]})" if found.has_choice else title, view)
         return

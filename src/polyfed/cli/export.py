@@ -51,9 +51,9 @@ def _values(found: Exported) -> dict[str, Any]:
 
 
 def _print(found: Exported) -> None:
-    from polyfed.studies.report.words import byte_words
+    from polyfed.studies.report.words import format_bytes
 
-    rows = [(form.what, byte_words(form.size), f"{1000 * form.seconds:.2f}") for form in found.forms]
+    rows = [(form.what, format_bytes(form.size), f"{1000 * form.seconds:.2f}") for form in found.forms]
     title = f"{found.metadata['method']}, {found.whose} model"
     print_table(title, ("model", "size", "ms per image"), rows, numbers=("size", "ms per image"))
     if found.folded is not None:

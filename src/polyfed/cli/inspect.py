@@ -5,7 +5,7 @@ from __future__ import annotations
 from polyfed.cli.options import command, shared
 from polyfed.cli.output import console, print_json
 from polyfed.cli.tables import print_table
-from polyfed.studies.report.words import byte_words
+from polyfed.studies.report.words import format_bytes
 
 
 @command("inspect", "polyfed inspect runs/digits-mini-fedbn-seed0")
@@ -26,7 +26,7 @@ def inspect(path: str, as_json: bool) -> None:
     console().print()
     print_table("settings", ("setting", "value"), [(_plain(name), _plain(value)) for name, value in found["settings"].items()])
     console().print()
-    files = [(_plain(name), byte_words(size)) for name, size in found["files"].items()]
+    files = [(_plain(name), format_bytes(size)) for name, size in found["files"].items()]
     print_table("files", ("file", "size"), files, numbers=("size",))
 
 

@@ -109,7 +109,7 @@ def print_scores(summary: dict[str, Any], title: str | None = None, view: View =
     """Print the headline measure by domain, with the share of the most frequent class beside every accuracy; seen and unseen apart."""
     from polyfed.runs.scores import BASELINE
     from polyfed.studies.report.run_record import domain_rows
-    from polyfed.studies.report.words import percent, rounds_words
+    from polyfed.studies.report.words import format_rounds, percent
     from polyfed.tasks.metrics import MEASURES
 
     print_warnings([summary["warning"]] if "warning" in summary else [])
@@ -130,7 +130,7 @@ def print_scores(summary: dict[str, Any], title: str | None = None, view: View =
         shown += _grouped(
             row.view, rows[place - 1].view if place else None, [*cells, str(row.count), *([str(row.clients)] if several else [])]
         )
-    heading = title or f"{summary['method']} on {summary['data']}, {rounds_words(summary['rounds'])}"
+    heading = title or f"{summary['method']} on {summary['data']}, {format_rounds(summary['rounds'])}"
     print_table(heading, ("view", "domain", *heads), shown, view, heads, [[head] for head in heads[1:]])
     found = summary["headline"]
     out = console()
@@ -187,16 +187,16 @@ def _print_privacy(account: dict[str, Any] | None, view: View) -> None:
 def _print_costs(summary: dict[str, Any]) -> None:
     """Print bytes by class of entry, and seconds."""
     from polyfed.studies.report.run_record import cost_rows
-    from polyfed.studies.report.words import byte_words
+    from polyfed.studies.report.words import format_bytes
 
     shown: list[Row] = []
     before = None
     for row in cost_rows(summary):
-        shown += _grouped(row.purpose, before, [row.kind.replace("_", " "), byte_words(row.up), byte_words(row.down)])
+        shown += _grouped(row.purpose, before, [row.kind.replace("_", " "), format_bytes(row.up), format_bytes(row.down)])
         before = row.purpose
     console().print()
     columns = ("for", "class of entry", "up", "down")
     print_table("traffic, all clients and rounds together", columns, shown, numbers=("up", "down"))
     console().print(
-        f"training: {byte_words(summary['bytes_up'])} up, {byte_words(summary['bytes_down'])} down, {summary['seconds']:.1f} seconds"
+        f"training: {format_bytes(summary['bytes_up'])} up, {format_bytes(summary['bytes_down'])} down, {summary['seconds']:.1f} seconds"
     )

@@ -39,7 +39,7 @@ def test_one_command_makes_all_runs_of_a_comparison(turns: Path, polyfed: Comman
     ended = polyfed(*shlex.split(command)[1:], "--out", turns)
     assert ended.code == 0 and f"10 of 10 runs were in {turns} already" in ended.err
     page = render(sorted(path.parent for path in turns.glob("*/run.toml")))
-    assert "Each of the 10 runs by itself" in page and page.count("<span>compare</span>") == 1
+    assert "Separate commands for the 10 runs" in page and page.count("<span>compare</span>") == 1
 
 
 def test_runs_that_no_comparison_makes_have_no_common_command(turns: Path) -> None:
@@ -51,7 +51,7 @@ def test_runs_that_no_comparison_makes_have_no_common_command(turns: Path) -> No
 def test_an_option_stays_with_its_value() -> None:
     text = "polyfed run 'pacs(size=16)' --method 'fedavg + agc' --unseen 'a b' --unseen-part all --device cpu"
     assert pieces(text)[2:] == ["'pacs(size=16)'", "--method 'fedavg + agc'", "--unseen 'a b'", "--unseen-part all", "--device cpu"]
-    assert " ".join(pieces(text)) == text and pieces("# begun in Python") == ["# begun in Python"]
+    assert " ".join(pieces(text)) == text and pieces("# started in Python") == ["# started in Python"]
 
 
 def test_a_folder_of_runs_stands_for_all_of_them(turns: Path, tmp_path: Path) -> None:

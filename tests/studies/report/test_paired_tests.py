@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import binom
 
 from polyfed.studies.report.paired_tests import image_test, mcnemar
-from polyfed.studies.report.verdict import PairedDifference, _how_surely
+from polyfed.studies.report.verdict import PairedDifference, _significance
 
 if TYPE_CHECKING:
     from polyfed.studies.report.run_set import MethodRow
@@ -39,7 +39,7 @@ def test_a_clear_difference_and_none() -> None:
     assert found.low == pytest.approx(difference - 1.96 * error, abs=0.01) and found.high == pytest.approx(
         difference + 1.96 * error, abs=0.01
     )
-    assert "On the same 400 test images" in found.words
+    assert "on the same 400 test images" in found.summary
     same = image_test({0: answers(good, labels)}, {0: answers(good, labels)}, "seen")
     assert same is not None and same.p_value == 1.0 and (same.low, same.high) == (0.0, 0.0)
 
@@ -80,10 +80,12 @@ def test_there_is_one_verdict_and_it_is_the_paired_one() -> None:
     found = paired(20, 4, test_error=0.02)  # 1.6 points: within two unpaired errors (4 points), yet McNemar's p is 0.0015
     assert found.images is not None and found.images.p_value < 0.01
     assert found.verdict == "beyond the noise of the test sets; one seed"
-    text = " ".join(_how_surely(found))
-    assert "is beyond the noise of the test sets. one (first) against other (second)" in text and "p = 0.002" in text
-    assert "from their sizes alone" not in text and "within" not in text and "differs here" not in text
+    text = " ".join(_significance(found))
+    assert "is beyond the noise of the test sets. one (first) compared with other (second)" in text and "p = 0.002" in text
+    assert "given the test set sizes" not in text and "within" not in text and "disagrees" not in text
     level = paired(12, 11, test_error=0.0)  # beyond any unpaired noise, but the answers say that it is luck
-    assert level.verdict == "within the noise of the test sets" and "is within the noise" in " ".join(_how_surely(level))
+    assert level.verdict == "within the noise of the test sets" and "is within the noise" in " ".join(_significance(level))
     unpaired = PairedDifference(found.ahead, found.behind, 0.016, [0.0], 0.02)
-    assert unpaired.verdict == "within the noise of the test sets" and "from their sizes alone" in " ".join(_how_surely(unpaired))
+    assert unpaired.verdict == "within the noise of the test sets" and "given the test set sizes" in " ".join(
+        _significance(unpaired)
+    )

@@ -1,1 +1,1 @@
-"""Tables and pictures from what a run wrote down."""
+"""Tables, figures and reports from run folders."""

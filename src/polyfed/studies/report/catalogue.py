@@ -1,8 +1,9 @@
-"""What there is to choose from: methods, data sets, models, partitions, losses and recipes, as rows of lists and in full."""
+"""List and describe methods, data sets, models, partitions, losses and recipes."""
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from polyfed.runs.experiment import Experiment
 from polyfed.runs.model_checks import check_output
 from polyfed.settings import Settings, with_changes
 from polyfed.studies.compare.recipes import SUFFIX, read, shipped_names
-from polyfed.studies.report.kinds import KINDS, LISTS, RECIPES
+from polyfed.studies.report.words import KINDS, LISTS, RECIPES
 from polyfed.tasks.losses import losses
 from polyfed.text import read_call, read_sum
 
@@ -33,27 +34,26 @@ GIVEN_BY_RUN = {
     "partitions": ("dataset", "seed"),
     "losses": ("class_counts",),
 }
-"""Options that a run gives, by kind."""
+"""Options that a run sets itself, by kind."""
 SINGULAR = {"methods": "method", "data": "data set", "models": "model", "partitions": "partition", "losses": "loss"}
 _SECTION = re.compile(r"^(Args|Returns|Raises|Attributes|Example|Reference):\s*$")
 _ARGUMENT = re.compile(r"^    (\w+)(?: \([^)]*\))?: (.*)$")
 
 
 def registry_of(kind: str) -> Registry[Any]:
-    """Return the registry of a kind of thing."""
     known: dict[str, Registry[Any]] = dict(zip(KINDS, (methods, data_sets, models, partitions, losses), strict=True))
     if kind not in known:
-        raise UnknownName(f"There is no list of {kind!r}. {nearest(kind, LISTS)}")
+        raise UnknownName(f"polyfed ls cannot list {kind!r}. {nearest(kind, LISTS)}")
     return known[kind]
 
 
 def written(kind: str, name: str) -> str:
-    """Return a name as users write it; data sets have hyphens."""
+    """Return a name in its public spelling; data sets have hyphens."""
     return name.replace("_", "-") if kind == "data" else name
 
 
 def listed(kind: str) -> list[dict[str, Any]]:
-    """Return a line for each thing of a kind; a method with its facts, unless it has an option without a default."""
+    """Return one row per name of a kind, with the facts of methods that have no required option."""
     if kind == RECIPES:
         return [{"name": name, "summary": read(name).title} for name in shipped_names()]
     found = []
@@ -67,7 +67,7 @@ def listed(kind: str) -> list[dict[str, Any]]:
 
 
 def fact_values(facts: Facts) -> dict[str, Any]:
-    """Return facts under names for JSON."""
+    """Return the facts of a method under their JSON names."""
     return {
         "needs_batch_norm": facts.batch_norm,
         "keeps_client_state": facts.client_state,
@@ -82,7 +82,7 @@ def fact_values(facts: Facts) -> dict[str, Any]:
 
 
 def sampled_words(facts: Facts) -> str:
-    """Return whether a method works when only some clients take part in a round."""
+    """Describe whether a method supports partial participation."""
     if facts.full_participation:
         return "no"
     return "state ages" if facts.client_state else "yes"
@@ -91,14 +91,14 @@ def sampled_words(facts: Facts) -> str:
 def described(
     name: str, settings: Mapping[str, Any], privacy: bool = False, needs_plan: bool = False, others: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Return all about one thing, by its name or text.
+    """Return a description of a recipe, method, data set, model, partition or loss.
 
     Args:
-        name: Of a recipe, method, data set, model, partition or loss.
-        settings: Of the run whose plan and model are shown.
-        privacy: Return what leaves a client under a method instead.
-        needs_plan: Refuse a method that cannot be run with these settings, instead of saying why there is no plan.
-        others: Names of other things, for the error about an unknown name.
+        name: Name or expression.
+        settings: Settings of the run that provides the sharing plan and the model.
+        privacy: Return what clients upload under a method instead.
+        needs_plan: Raise an error if a method cannot run with these settings, instead of returning the reason.
+        others: Other valid names to suggest if ``name`` is unknown.
     """
     recipe = name if name.endswith(SUFFIX) and Path(name).is_file() else same_name(name, shipped_names())
     if recipe is not None and not privacy:
@@ -107,7 +107,7 @@ def described(
     kind, record = _found(name, others)
     found: dict[str, Any] = {"kind": SINGULAR[kind], "name": written(kind, record.name)}
     if privacy and kind != "methods":
-        raise SettingError(f"--privacy is about methods, and {name} is a {SINGULAR[kind]}. Leave it out, or name a method.")
+        raise SettingError(f"--privacy requires a method, but {name} is a {SINGULAR[kind]}. Remove --privacy, or choose a method.")
     if kind == "methods":
         return found | (_privacy if privacy else _method)(name, settings, needs_plan)
     found |= {"documentation": text_of(record.doc), "options": options_of(record.signature, record.doc, GIVEN_BY_RUN[kind])}
@@ -115,7 +115,7 @@ def described(
 
 
 def _found(name: str, others: Iterable[str]) -> tuple[str, Recorded[Any]]:
-    """Return the kind of thing a name stands for; a sum is a method."""
+    """Return the kind and the registry record of a name; sums are methods."""
     call = read_sum(name)[0] if "+" in name else read_call(name)
     first = call.spelled or call.name
     for kind in KINDS[:1] if "+" in name else KINDS:
@@ -123,7 +123,8 @@ def _found(name: str, others: Iterable[str]) -> tuple[str, Recorded[Any]]:
         if first in registry:
             return kind, registry.find(first)
     known = [written(kind, known) for kind in KINDS for known in registry_of(kind).names()]
-    raise UnknownName(f"Nothing is called {first!r}. {nearest(first.lower(), [*known, *shipped_names(), *others])} See polyfed ls.")
+    suggestion = nearest(first.lower(), [*known, *shipped_names(), *others])
+    raise UnknownName(f"Unknown name {first!r}. {suggestion} polyfed ls lists all names.")
 
 
 def _recipe(name: str) -> dict[str, Any]:
@@ -139,14 +140,14 @@ def _recipe(name: str) -> dict[str, Any]:
 
 
 def _method(text: str, settings: Mapping[str, Any], needs_plan: bool) -> dict[str, Any]:
-    """Return the parts of a method, its facts, and the plan of what travels on a model."""
     method = parse(text)
     parts = []
     for part in method.parts:
-        record = methods.find(part.name)
-        now = dict(part.options)
-        options = [{**each, "value": now.get(str(each["name"]))} for each in options_of(record.signature, record.doc)]
-        parts.append({"name": part.name, "documentation": _with_reference(record.doc), "options": options})
+        record, values = methods.find(part.name), dict(part.options)
+        options = [{**each, "value": values.get(str(each["name"]))} for each in options_of(record.signature, record.doc)]
+        reference = " ".join(inspect.cleandoc(record.doc).partition("\nReference:\n")[2].split())
+        documentation = text_of(record.doc) + (f"\n\nReference: {reference}" if reference else "")
+        parts.append({"name": part.name, "documentation": documentation, "options": options})
     found: dict[str, Any] = {"name": str(method), "text": method.full_text, "parts": parts, "facts": fact_values(method.facts)}
     try:
         experiment = Experiment(with_changes(Settings(), {**settings, "method": str(method)}).trusted())
@@ -158,7 +159,7 @@ def _method(text: str, settings: Mapping[str, Any], needs_plan: bool) -> dict[st
 
 
 def _privacy(text: str, settings: Mapping[str, Any], needs_plan: bool) -> dict[str, Any]:
-    """Return what leaves a client under a method, and whether its guarantee covers it; by kinds of entries if a model fits."""
+    """Return what clients upload under a method and whether its guarantee covers it, by entry kind if the model fits."""
     method = parse(text)
     run = with_changes(Settings(), {**settings, "method": str(method)}).trusted()
     facts = method.facts
@@ -180,7 +181,6 @@ def _model_and_data(experiment: Experiment) -> str:
 
 
 def _model(text: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how many parameters a model has, and its entries by kind."""
     run = with_changes(Settings(), {**settings, "model": text}).trusted()
     federation = build_federation(settings["data"], run)
     with weights_skipped():
@@ -196,34 +196,23 @@ def _model(text: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "parameters": sum(p.numel() for p in built.parameters()),
         "on": f"{federation.name}: inputs {shape}, {len(federation.classes)} classes",
-        "head": head or "in doubt",
+        "head": head or "ambiguous",
         "entries": list(kinds.values()),
     }
 
 
-def _with_reference(doc: str) -> str:
-    reference = inspect.cleandoc(doc).partition("\nReference:\n")[2].split()
-    return "\n\n".join([text_of(doc), *([f"Reference: {' '.join(reference)}"] if reference else [])])
-
-
 def text_of(doc: str) -> str:
     """Return the text of a docstring before its sections."""
-    shown: list[str] = []
-    for line in inspect.cleandoc(doc).splitlines():
-        if _SECTION.match(line):
-            break
-        shown.append(line)
-    return "\n".join(shown).strip()
+    return "\n".join(itertools.takewhile(lambda line: not _SECTION.match(line), inspect.cleandoc(doc).splitlines())).strip()
 
 
 def reflowed(text: str) -> str:
-    """Return the text with one line for each paragraph, so that a terminal can break it; indented lines (formulas) stay."""
+    """Join the lines of each paragraph, except in paragraphs with indented lines (formulas)."""
     paragraphs = [paragraph.splitlines() for paragraph in text.replace("``", "`").split("\n\n")]
     return "\n\n".join(("\n" if any(line.startswith(" ") for line in lines) else " ").join(lines) for lines in paragraphs)
 
 
-def arguments_of(doc: str) -> dict[str, str]:
-    """Return what a docstring says about each argument, on one line."""
+def _arguments_of(doc: str) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     inside, name = False, ""
     for line in inspect.cleandoc(doc).splitlines():
@@ -239,19 +228,19 @@ def arguments_of(doc: str) -> dict[str, str]:
 
 
 def first_sentence(doc: str) -> str:
-    """Return the first paragraph on one line, without the full stop."""
+    """Return the first paragraph of a docstring on one line, without the full stop."""
     return " ".join(text_of(doc).split("\n\n")[0].split()).rstrip(".")
 
 
 def options_of(signature: inspect.Signature, doc: str, given_by_run: Sequence[str] = ()) -> list[dict[str, object]]:
-    """Return each option with its default and what it means, without those that the run gives."""
-    said = arguments_of(doc)
+    """Return the default and meaning of each option, except for options that the run sets itself."""
+    meanings = _arguments_of(doc)
     return [
         {
             "name": parameter.name,
             "default": None if parameter.default is inspect.Parameter.empty else parameter.default,
             "required": parameter.default is inspect.Parameter.empty,
-            "meaning": said.get(parameter.name, ""),
+            "meaning": meanings.get(parameter.name, ""),
         }
         for parameter in signature.parameters.values()
         if parameter.name not in given_by_run

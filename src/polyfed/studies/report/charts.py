@@ -1,7 +1,6 @@
-"""Small charts as inline SVG: lines, bars, scatter. No scripts; colours come from the page's style sheet, so they follow its colour scheme.
+"""Draw small charts as inline SVG without scripts; the style sheet of the page sets their colours.
 
-A style is a number: it fixes a colour (class ``s0`` to ``s7``), a dash and a marker, so that methods can be told apart without colour.
-All text is escaped.
+A style is a number that selects a colour (class ``s0`` to ``s7``), a dash and a marker, so that methods differ even without colour.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ COLOURS = 8
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "5 2 1 2 1 2", "1 2")
 MARKERS = ("circle", "square", "triangle", "diamond", "cross", "down")
 WIDTH, HEIGHT, SCATTER_HEIGHT = 340, 210, 260
-# Between the vertical axis and the first value, so that markers stay clear of tick values.
 MARGIN = 6
+"""Distance between the vertical axis and the first value, so that markers do not overlap tick values."""
 Format = Callable[[float], str]
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line: points by x, and, over seeds, a band (x, low, high)."""
+    """A line through points (x, y), with a band (x, low, high) over seeds."""
 
     label: str
     style: int
@@ -33,7 +32,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: segments (value, class of its colour, tooltip), and how far its end may be off."""
+    """A bar of segments (value, colour class, tooltip), with the error of its end."""
 
     label: str
     segments: Sequence[tuple[float, str, str]]
@@ -43,8 +42,6 @@ class Bar:
 
 @dataclass(frozen=True)
 class Dot:
-    """One point of a scatter."""
-
     label: str
     style: int
     x: float
@@ -52,7 +49,7 @@ class Dot:
 
 
 def ticks(low: float, high: float, count: int = 5, whole: bool = False) -> list[float]:
-    """Round values from at most ``low`` to at least ``high``, about as many as asked for.
+    """Return about ``count`` round values that cover ``low`` to ``high``.
 
     >>> ticks(0.12, 0.93)
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
@@ -70,8 +67,6 @@ def ticks(low: float, high: float, count: int = 5, whole: bool = False) -> list[
 
 @dataclass(frozen=True)
 class Scale:
-    """Carries values to places on the picture."""
-
     low: float
     high: float
     start: float
@@ -80,18 +75,15 @@ class Scale:
 
     def __call__(self, value: float) -> float:
         low, high, value = (math.log10(v) for v in (self.low, self.high, value)) if self.log else (self.low, self.high, value)
-        share = (value - low) / (high - low) if high > low else 0.5
-        return round(self.start + share * (self.end - self.start), 2)
+        fraction = (value - low) / (high - low) if high > low else 0.5
+        return round(self.start + fraction * (self.end - self.start), 2)
 
 
-def short(text: str, most: int) -> str:
-    """The text, cut where it is too long for its place."""
-    return text if len(text) <= most else text[: most - 1] + "…"
+def _shorten(text: str, max_length: int) -> str:
+    return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 
-def marker(x: float, y: float, style: int, title: str = "", size: float = 3.6) -> str:
-    """A marker of the style's shape and colour."""
-    r = size
+def _marker(x: float, y: float, style: int, title: str = "", r: float = 3.6) -> str:
     shapes = {
         "circle": f"M{x - r} {y}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0z",
         "square": f"M{x - r:.2f} {y - r:.2f}h{2 * r}v{2 * r}h{-2 * r}z",
@@ -105,15 +97,14 @@ def marker(x: float, y: float, style: int, title: str = "", size: float = 3.6) -
 
 
 def swatch(style: int) -> Markup:
-    """A sample of a style, for legends."""
     line = f'<path class="line s{style % COLOURS}"{_dash(style)} d="M1 8H35"/>'
     return Markup(
-        f'<svg class="swatch" viewBox="0 0 36 16" width="36" height="16" aria-hidden="true">{line}{marker(18, 8, style)}</svg>'
+        f'<svg class="swatch" viewBox="0 0 36 16" width="36" height="16" aria-hidden="true">{line}{_marker(18, 8, style)}</svg>'
     )
 
 
 def _dash(style: int) -> str:
-    # Colours repeat after 8; then the dash moves on by one, so that no two of 56 styles look the same.
+    # Colours repeat after 8 styles. The dash shifts by one each time, so that 56 styles are distinct.
     dash = DASHES[(style + style // COLOURS) % len(DASHES)]
     return f' stroke-dasharray="{dash}"' if dash else ""
 
@@ -130,8 +121,6 @@ def _svg(height: float, title: str, body: Iterable[str], width: float = WIDTH) -
 
 @dataclass(frozen=True)
 class Frame:
-    """A plot's axes: their scales, tick values and how these are written."""
-
     x: Scale
     y: Scale
     x_ticks: Sequence[float]
@@ -141,7 +130,6 @@ class Frame:
     labels: tuple[str, str] = field(default=("", ""))
 
     def draw(self) -> str:
-        """Grid lines, tick values, names of the axes."""
         left, right, bottom, top = self.x.start - MARGIN, self.x.end, self.y.start, self.y.end
         parts = [f'<path class="grid" d="M{left} {self.y(tick)}H{right}"/>' for tick in self.y_ticks]
         parts += [_text(left - 5, self.y(tick) + 3.5, self.y_format(tick), "end") for tick in self.y_ticks]
@@ -161,15 +149,15 @@ def line_chart(
     labels: tuple[str, str],
     rounds: tuple[float, float],
 ) -> Markup:
-    """Lines over rounds, with bands over seeds; a series of one point is drawn as its marker.
+    """Draw lines over rounds, with bands over seeds; a series of one point is a marker.
 
     Args:
-        series: the lines; points that are not finite must have been left out.
-        title: read out by screen readers.
-        y_ticks: tick values of the vertical axis, shared by charts that stand side by side.
-        y_format: how they are written.
-        labels: names of the horizontal and the vertical axis.
-        rounds: where the horizontal axis starts and ends.
+        series: Lines without NaN or infinite values.
+        title: Title for screen readers.
+        y_ticks: Tick values of the vertical axis, which adjacent charts share.
+        y_format: Formats these tick values.
+        labels: Names of the horizontal and the vertical axis.
+        rounds: First and last round of the horizontal axis.
     """
     first, last = rounds
     x_ticks = [tick for tick in ticks(first, last, 5, whole=True) if first <= tick <= last]
@@ -196,102 +184,92 @@ def _line(one: Series, x: Scale, y: Scale, y_format: Format) -> str:
     name = f"<title>{escape(one.label)}</title>"
     drawn = f'<path class="line s{one.style % COLOURS}"{_dash(one.style)} d="M{path}">{name}</path>' if len(places) > 1 else ""
     many = len(places) > 25
-    shown = _spread_out(len(places), one.style) if many else range(len(places))
-    for index in shown:
+    step = max(1, len(places) // 8) if many else 1
+    offset = (one.style * step // 5) % step  # markers of different lines do not overlap
+    for index in [*range(offset, len(places) - 1, step), len(places) - 1]:
         (px, py), (number, value) = places[index], one.points[index]
-        drawn += marker(px, py, one.style, f"{one.label}, round {number:g}: {y_format(value)}", 2.2 if many else 2.8)
+        drawn += _marker(px, py, one.style, f"{one.label}, round {number:g}: {y_format(value)}", 2.2 if many else 2.8)
     return drawn
 
 
-def _spread_out(count: int, style: int) -> list[int]:
-    step = max(1, count // 8)
-    return [*range((style * step // 5) % step, count - 1, step), count - 1]
-
-
 def bars(rows: Sequence[Bar], title: str, end: float, number: Format) -> Markup:
-    """Horizontal bars, each below its label; segments are stacked, an error is a whisker at the end."""
-    scale_ticks = ticks(0, end, 4)
-    x = Scale(0, scale_ticks[-1], 8, WIDTH - 22)
-    step, top = 36, 6
-    bottom, parts = _labelled_rows(rows, x, scale_ticks, step, top, number)
-    for index, bar in enumerate(rows):
-        y = top + step * index
-        parts.append(_stack(bar, x, y + 18, 14))
-    return _svg(bottom + 20, title, parts)
-
-
-def _labelled_rows(
-    rows: Sequence[Bar], x: Scale, scale_ticks: Sequence[float], step: int, top: int, number: Format
-) -> tuple[int, list[str]]:
-    """Where the last row ends, and what rows have in common: the grid, the numbers below it, and the label above each row."""
-    bottom = top + step * len(rows) + 2
-    parts = [f'<path class="grid" d="M{x(tick)} {top}V{bottom}"/>' for tick in scale_ticks]
-    parts += [_text(x(tick), bottom + 13, number(tick), "middle") for tick in scale_ticks]
-    for index, bar in enumerate(rows):
-        y = top + step * index
-        parts.append(_text(9, y + 13, short(bar.label, 34), kind="label") + _text(WIDTH - 22, y + 13, bar.note, "end", "label"))
-    return bottom, parts
-
-
-def _stack(bar: Bar, x: Scale, y: float, height: float) -> str:
-    parts, sum_so_far = [], 0.0
-    for value, colour, tooltip in bar.segments:
-        start, end = x(sum_so_far), x(sum_so_far + value)
-        sum_so_far += value
-        inner = f"<title>{escape(tooltip)}</title>"
-        parts.append(
-            f'<rect class="fill {colour}" x="{start}" y="{y}" width="{max(end - start, 0):.2f}" height="{height}">{inner}</rect>'
-        )
-    if bar.error > 0:
-        low, high = x(max(sum_so_far - bar.error, x.low)), x(min(sum_so_far + bar.error, x.high))
-        middle = y + height / 2
-        parts.append(f'<path class="whisker" d="M{low} {middle}H{high}M{low} {middle - 3}v6M{high} {middle - 3}v6"/>')
-    return "".join(parts)
+    """Draw horizontal bars of stacked segments below their labels, with whiskers for errors."""
+    x_ticks = ticks(0, end, 4)
+    return _labelled_rows(rows, title, Scale(0, x_ticks[-1], 8, WIDTH - 22), x_ticks, number, 36, _stack)
 
 
 def dot_rows(rows: Sequence[Bar], title: str, number: Format) -> Markup:
-    """A dot for each row, below its label, with a whisker for its error; the axis spans the dots, not from zero."""
+    """Draw a dot per row below its label, with a whisker for its error; the axis does not start at zero."""
     ends = [value + sign * bar.error for bar in rows for value, _, _ in bar.segments for sign in (-1, 1)]
-    low, high = min(ends, default=0.0), max(ends, default=1.0)
-    scale_ticks = ticks(low, high, 4)
-    x = Scale(scale_ticks[0], scale_ticks[-1], 14, WIDTH - 22)
-    step, top = 34, 6
-    bottom, parts = _labelled_rows(rows, x, scale_ticks, step, top, number)
+    x_ticks = ticks(min(ends, default=0.0), max(ends, default=1.0), 4)
+    return _labelled_rows(rows, title, Scale(x_ticks[0], x_ticks[-1], 14, WIDTH - 22), x_ticks, number, 34, _dots)
+
+
+def _labelled_rows(
+    rows: Sequence[Bar],
+    title: str,
+    x: Scale,
+    x_ticks: Sequence[float],
+    number: Format,
+    step: int,
+    draw: Callable[[Bar, Scale, float], str],
+) -> Markup:
+    top, bottom = 6, 8 + step * len(rows)
+    parts = [f'<path class="grid" d="M{x(tick)} {top}V{bottom}"/>' for tick in x_ticks]
+    parts += [_text(x(tick), bottom + 13, number(tick), "middle") for tick in x_ticks]
     for index, bar in enumerate(rows):
         y = top + step * index
-        for value, colour, tooltip in bar.segments:
-            middle = y + 23
-            if bar.error > 0:
-                parts.append(f'<path class="whisker" d="M{x(value - bar.error)} {middle}H{x(value + bar.error)}"/>')
-            dot = f'<circle class="mark {colour}" cx="{x(value)}" cy="{middle}" r="4.5"><title>{escape(tooltip)}</title></circle>'
-            parts.append(dot)
+        parts += [_text(9, y + 13, _shorten(bar.label, 34), kind="label"), _text(WIDTH - 22, y + 13, bar.note, "end", "label")]
+        parts.append(draw(bar, x, y))
     return _svg(bottom + 20, title, parts)
 
 
+def _stack(bar: Bar, x: Scale, y: float) -> str:
+    parts, total = [], 0.0
+    for value, colour, tooltip in bar.segments:
+        start, end = x(total), x(total + value)
+        total += value
+        box = f'x="{start}" y="{y + 18}" width="{max(end - start, 0):.2f}" height="14"'
+        parts.append(f'<rect class="fill {colour}" {box}><title>{escape(tooltip)}</title></rect>')
+    if bar.error > 0:
+        low, high = x(max(total - bar.error, x.low)), x(min(total + bar.error, x.high))
+        parts.append(f'<path class="whisker" d="M{low} {y + 25}H{high}M{low} {y + 22}v6M{high} {y + 22}v6"/>')
+    return "".join(parts)
+
+
+def _dots(bar: Bar, x: Scale, y: float) -> str:
+    parts = []
+    for value, colour, tooltip in bar.segments:
+        if bar.error > 0:
+            parts.append(f'<path class="whisker" d="M{x(value - bar.error)} {y + 23}H{x(value + bar.error)}"/>')
+        place = f'cx="{x(value)}" cy="{y + 23}" r="4.5"'
+        parts.append(f'<circle class="mark {colour}" {place}><title>{escape(tooltip)}</title></circle>')
+    return "".join(parts)
+
+
 def confusion_map(matrix: Sequence[Sequence[float]], names: Sequence[str], title: str) -> Markup:
-    """Counts as a square of cells: rows are true classes, columns answers; the darker, the larger the share of the row."""
+    """Draw a confusion matrix: rows are true classes, columns predictions; darker cells contain a larger fraction of their row."""
     count = len(names)
-    above = [short(name, 14) for name in names]
-    # Names stand above their columns at 60 degrees; the line over them needs the height of the longest.
-    left, top, side = 84, 30 + 5.4 * max(map(len, above), default=0), max(12.0, min(30.0, 240 / max(count, 1)))
-    parts = [_text(left - 6, 12, "true class ↓   answer →", "start", "name")] if count <= 20 else []
-    for place, name in enumerate(names):
-        middle = top + (place + 0.5) * side + 3.5
-        parts.append(_text(left - 5, middle, short(name, 13), "end"))
-        x = left + (place + 0.5) * side + 3.5
-        parts.append(f'<text transform="translate({x:.1f} {top - 5:.1f}) rotate(-60)" class="name">{escape(above[place])}</text>')
+    headers = [_shorten(name, 14) for name in names]
+    # Column names are rotated by 60 degrees, so the height above the cells depends on the longest name.
+    left, top, side = 84, 30 + 5.4 * max(map(len, headers), default=0), max(12.0, min(30.0, 240 / max(count, 1)))
+    parts = [_text(left - 6, 12, "true class ↓   prediction →", "start", "name")] if count <= 20 else []
+    for index, name in enumerate(names):
+        middle = top + (index + 0.5) * side + 3.5
+        parts.append(_text(left - 5, middle, _shorten(name, 13), "end"))
+        x = left + (index + 0.5) * side + 3.5
+        parts.append(f'<text transform="translate({x:.1f} {top - 5:.1f}) rotate(-60)" class="name">{escape(headers[index])}</text>')
     for i, row in enumerate(matrix):
         total = sum(row) or 1
         for j, value in enumerate(row):
-            share = value / total
+            fraction = value / total
             box = f'x="{left + j * side:.1f}" y="{top + i * side:.1f}" width="{side - 1:.1f}" height="{side - 1:.1f}"'
-            tooltip = f"{names[i]} taken for {names[j]}: {value:g} of {sum(row):g}"
+            tooltip = f"{names[i]} predicted as {names[j]}: {value:g} of {sum(row):g}"
             kind = "right" if i == j else "wrong"
-            parts.append(
-                f'<rect class="heat {kind}" fill-opacity="{0.04 + 0.96 * share:.2f}" {box}><title>{escape(tooltip)}</title></rect>'
-            )
+            opacity = f'fill-opacity="{0.04 + 0.96 * fraction:.2f}"'
+            parts.append(f'<rect class="heat {kind}" {opacity} {box}><title>{escape(tooltip)}</title></rect>')
             if side >= 19 and value:
-                tone = " light" if share > 0.55 else ""
+                tone = " light" if fraction > 0.55 else ""
                 parts.append(
                     _text(left + (j + 0.5) * side - 0.5, top + (i + 0.5) * side + 3.5, f"{value:g}", "middle", f"cell{tone}")
                 )
@@ -299,7 +277,7 @@ def confusion_map(matrix: Sequence[Sequence[float]], names: Sequence[str], title
 
 
 def scatter(dots: Sequence[Dot], title: str, formats: tuple[Format, Format], labels: tuple[str, str]) -> Markup:
-    """Points with their names beside them; the horizontal axis is logarithmic where values differ by more than thirtyfold."""
+    """Draw labelled points; the horizontal axis is logarithmic if values differ by more than a factor of thirty."""
     xs, ys = [dot.x for dot in dots], [dot.y for dot in dots]
     log = min(xs) > 0 and max(xs) > 30 * min(xs)
     if log:
@@ -311,40 +289,40 @@ def scatter(dots: Sequence[Dot], title: str, formats: tuple[Format, Format], lab
     x = Scale(x_ticks[0], x_ticks[-1], 42 + MARGIN, WIDTH - 22, log)
     y = Scale(y_ticks[0], y_ticks[-1], SCATTER_HEIGHT - 34, 22)
     frame = Frame(x, y, x_ticks, y_ticks, *formats, labels)
-    marks = [marker(x(d.x), y(d.y), d.style, f"{d.label}: {d.y:.3f}, {formats[0](d.x)}", 5) for d in dots]
-    return _svg(SCATTER_HEIGHT, title, [frame.draw(), *marks, *_names(dots, x, y)])
+    marks = [_marker(x(d.x), y(d.y), d.style, f"{d.label}: {d.y:.3f}, {formats[0](d.x)}", 5) for d in dots]
+    return _svg(SCATTER_HEIGHT, title, [frame.draw(), *marks, *_place_labels(dots, x, y)])
 
 
-def _names(dots: Sequence[Dot], x: Scale, y: Scale) -> list[str]:
-    """Names beside dots, on the side with more room, moved down where they would overlap."""
+def _place_labels(dots: Sequence[Dot], x: Scale, y: Scale) -> list[str]:
+    """Draw labels next to their points, on the side with more space, and move them down until they do not overlap."""
     parts, taken = [], list[tuple[float, float, float]]()
     for dot in sorted(dots, key=lambda dot: -dot.y):
-        name = short(dot.label, 30)
+        name = _shorten(dot.label, 30)
         left_side = x(dot.x) > (x.start + x.end) / 2
         width = 6.2 * len(name)
         start = x(dot.x) - 9 - width if left_side else x(dot.x) + 9
-        place = y(dot.y) + 4
-        while any(abs(place - other) < 12 and start < end and begin < start + width for begin, end, other in taken):
-            place += 12
-        taken.append((start, start + width, place))
-        parts.append(_text(x(dot.x) - 9 if left_side else start, place, name, "end" if left_side else "start", "label"))
+        height = y(dot.y) + 4
+        while any(abs(height - other) < 12 and start < end and begin < start + width for begin, end, other in taken):
+            height += 12
+        taken.append((start, start + width, height))
+        parts.append(_text(x(dot.x) - 9 if left_side else start, height, name, "end" if left_side else "start", "label"))
     return parts
 
 
 def heat_map(values: Sequence[Sequence[float | None]], rows: Sequence[str], columns: Sequence[str], title: str) -> Markup:
-    """A grid of numbers, each on a field that is the more opaque the larger it is; a field without a number stays empty."""
+    """Draw a grid of numbers; larger numbers have a more opaque background, and None leaves a cell empty."""
     found = [value for line in values for value in line if value is not None]
     low, high = min(found, default=0.0), max(found, default=1.0)
     left, top, height = 86, 22, 24
     width = (WIDTH - left - 6) / max(len(columns), 1)
-    parts = [_text(left + (place + 0.5) * width, top - 7, short(name, 10), "middle") for place, name in enumerate(columns)]
+    parts = [_text(left + (index + 0.5) * width, top - 7, _shorten(name, 10), "middle") for index, name in enumerate(columns)]
     for number, (name, line) in enumerate(zip(rows, values, strict=True)):
         y = top + number * height
-        parts.append(_text(left - 6, y + 16, short(name, 14), "end"))
-        for place, value in enumerate(line):
+        parts.append(_text(left - 6, y + 16, _shorten(name, 14), "end"))
+        for index, value in enumerate(line):
             if value is not None:
-                share = 0.15 + 0.7 * ((value - low) / (high - low) if high > low else 0.5)
-                box = f'x="{left + place * width:.2f}" y="{y}" width="{width - 2:.2f}" height="{height - 2}"'
-                parts.append(f'<rect class="fill s0" fill-opacity="{share:.2f}" {box}/>')
-                parts.append(_text(left + (place + 0.5) * width - 1, y + 16, f"{value:.1f}", "middle", "label"))
+                opacity = 0.15 + 0.7 * ((value - low) / (high - low) if high > low else 0.5)
+                box = f'x="{left + index * width:.2f}" y="{y}" width="{width - 2:.2f}" height="{height - 2}"'
+                parts.append(f'<rect class="fill s0" fill-opacity="{opacity:.2f}" {box}/>')
+                parts.append(_text(left + (index + 0.5) * width - 1, y + 16, f"{value:.1f}", "middle", "label"))
     return _svg(top + height * len(rows) + 6, title, parts)

@@ -1,4 +1,4 @@
-"""The outcome of a comparison: a row for each method, what it cost, and what the numbers mean."""
+"""Represent the result of a comparison: a row per method, its costs, and notes on the numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import PolyfedError, SettingError, nearest
-from polyfed.runs.figures import as_image, dots_figure
+from polyfed.runs.figures import as_image
 from polyfed.runs.scores import BASELINE, headline_by_scores, warnings_over_seeds
 from polyfed.runs.training_settings import describe_training
 from polyfed.studies.compare.compare import LEAVE_ONE_OUT, ComparedRuns, ComparisonRun
@@ -20,32 +20,33 @@ from polyfed.studies.report.run_record import RunRecord, joined
 from polyfed.studies.report.run_set import Column, MethodRow, Number, RunSet, chance_of
 from polyfed.studies.report.sections import expenses
 from polyfed.studies.report.verdict import lead
-from polyfed.studies.report.words import json_values, percent, rounds_words
+from polyfed.studies.report.words import capital, format_rounds, json_values, percent
 from polyfed.tasks.known import CLASSIFICATION
 from polyfed.tasks.metrics import MEASURES
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Several methods in one table, over the same data, seeds and settings.
+    """Several methods on the same data, seeds and settings.
 
     Attributes:
-        data: the name of the data.
+        data: Name of the data.
         protocol: ``seen`` or ``leave-one-out``.
-        seeds: the seeds of every method.
-        rounds: the rounds of every run.
-        model: the model of every run.
-        rows: a row for each method, in the order given; ``problem`` is set where a method could not be run.
-        metric: the measure of the table, and ``metric_reason`` why it is this one (``--metric``).
-        warnings: a sentence for each method that does no better than always answering the most frequent class.
-        significance: how surely the best is ahead of the next, on the same test images and over seeds.
-        lead: the 95 % interval of the best less the next, as fractions; None where their answers cannot be compared.
-        costs: cost and privacy of each method that was run, next to fedavg where it was compared.
-        test_sizes: test images by domain.
-        note: what the numbers mean, in sentences.
-        folder: where the run folders are; None where nothing was written.
-        planned: the number of runs.
-        reused: how many of them were finished already.
+        seeds: Seeds of every method.
+        rounds: Rounds of every run.
+        model: Model of every run.
+        rows: One row per method, in the order given; ``problem`` is set if a method could not be run.
+        metric: Primary metric.
+        metric_reason: Reason for this metric.
+        warnings: One warning per method that is no better than always predicting the most frequent class.
+        significance: Tests of the difference between the best two methods on the same test images.
+        lead: The 95 % interval of the difference between the best two methods, as fractions; None if it is unknown.
+        costs: Cost and privacy of each method, relative to fedavg if it was compared.
+        test_sizes: Number of test images by domain.
+        note: Explanation of the numbers.
+        folder: Parent of the run folders; None if no files were written.
+        planned: Number of runs.
+        reused: Number of runs that had finished before.
     """
 
     data: str
@@ -68,30 +69,29 @@ class Comparison:
 
     @cached_property
     def run_set(self) -> RunSet:
-        """The rows as one set, which computes what tables print."""
         return RunSet(self.rows)
 
     @property
     def problems(self) -> dict[str, str]:
-        """Why methods could not be run, by their text."""
+        """Reasons why methods could not be run, by method."""
         return {row.method: row.problem for row in self.rows if row.problem}
 
     def best(self) -> MethodRow:
-        """The method with the best mean over domains; the first of equals."""
+        """Return the method with the best mean over domains; the first one if several are equal."""
         ranked = [row for row in self.run_set.ranked(self.run_set.main_view) if row.records]
         if not ranked:
             raise PolyfedError(f"No method could be run. {' '.join(self.problems.values())}".strip())
         return ranked[0]
 
     def table(self, measure: str | None = None) -> Any:
-        """A pandas frame: a row for each method, a column for each domain, then mean and worst, as fractions averaged over seeds.
+        """Return a pandas frame with a row per method and a column per domain, then mean and worst, as fractions averaged over seeds.
 
         Args:
-            measure: accuracy, balanced_accuracy, macro_f1, auroc, calibration_error...; default: that of the comparison.
+            measure: Metric, such as accuracy, balanced_accuracy, macro_f1, auroc or calibration_error. Default: the primary metric.
         """
         chosen = measure or self.metric
         if chosen not in MEASURES:
-            raise SettingError(f"There is no measure {chosen!r}. {nearest(chosen, MEASURES)}")
+            raise SettingError(f"Unknown metric {chosen!r}. {nearest(chosen, MEASURES)}")
         pandas = require_pandas("table()")
         rows = {}
         for row in self.rows:
@@ -103,7 +103,7 @@ class Comparison:
         return frame
 
     def metrics(self) -> Any:
-        """A pandas frame with every measure: a row for each method, seed, view and domain."""
+        """Return a pandas frame with every metric, one row per method, seed, view and domain."""
         pandas = require_pandas("metrics()")
         return pandas.DataFrame(
             [
@@ -123,20 +123,13 @@ class Comparison:
         )
 
     def plot(self) -> Any:
-        """The table as a matplotlib figure: a dot for each method and domain, with its error."""
-        columns = self.run_set.all_columns()
-        rows = []
-        for row in (row for row in self.rows if row.records):
-            numbers = _numbers(row, columns)
-            rows.append((row.method, [numbers[c][:2] if c in numbers else None for c in columns]))
-        by_chance = self.run_set.baseline(columns)
-        heights = [by_chance.get(column, math.nan) for column in columns] if by_chance else []
-        return dots_figure([column.name for column in columns], rows, MEASURES[self.metric], heights)
+        """Draw the table as a matplotlib figure, with one dot and error bar per method and domain."""
+        return self.run_set.draw_dots([row for row in self.rows if row.records], self.run_set.all_columns())
 
     def as_json(self) -> dict[str, Any]:
-        """The comparison as ``polyfed compare --json`` prints it."""
+        """Return the comparison in the form that ``polyfed compare --json`` prints."""
         costs = {cost.method: cost for cost in self.costs}
-        by_chance = self.run_set.baseline(self.run_set.all_columns())
+        baseline = self.run_set.baseline(self.run_set.all_columns())
         found: dict[str, Any] = json_values(
             {
                 **({"warning": " ".join(self.warnings)} if self.warnings else {}),
@@ -147,7 +140,7 @@ class Comparison:
                 "model": self.model,
                 "metric": self.metric,
                 "metric_reason": self.metric_reason,
-                "baseline": {column.name: value for column, value in by_chance.items()},
+                "baseline": {column.name: value for column, value in baseline.items()},
                 "significance": self.significance,
                 "methods": [row_json(row, costs.get(row.method)) for row in self.rows],
                 "note": self.note,
@@ -158,36 +151,30 @@ class Comparison:
         return found
 
     def _cells(self) -> list[list[str]]:
-        """The accuracy table as texts, headed by the names of its columns."""
         columns = self.run_set.all_columns()
         found = [[f"{MEASURES[self.metric]}, %", *(column.name for column in columns)]]
         for row in self.rows:
             numbers = _numbers(row, columns)
             found.append([row.method, *(percent(*numbers[c][:2]) if c in numbers else "-" for c in columns)])
-        by_chance = self.run_set.baseline(columns)
-        if by_chance:
-            found.append([f"({BASELINE})", *(percent(by_chance[c]) if c in by_chance else "-" for c in columns)])
+        baseline = self.run_set.baseline(columns)
+        if baseline:
+            found.append([f"({BASELINE})", *(percent(baseline[c]) if c in baseline else "-" for c in columns)])
         return found
+
+    def _caption(self) -> str:
+        return f"{self.data}, {self.protocol}, {format_rounds(self.rounds)}"
+
+    def _problem_lines(self) -> list[str]:
+        return [f"{method} could not be run: {problem}" for method, problem in self.problems.items()]
 
     def __repr__(self) -> str:
         cells = self._cells()
-        widths = [max(len(line[place]) for line in cells) for place in range(len(cells[0]))]
+        first, *widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [
-            "  ".join(
-                text.rjust(width) if place else text.ljust(width)
-                for place, (text, width) in enumerate(zip(line, widths, strict=True))
-            )
-            for line in cells
+            "  ".join([method.ljust(first), *(text.rjust(width) for text, width in zip(numbers, widths, strict=True))]).rstrip()
+            for method, *numbers in cells
         ]
-        problems = [f"{method} could not be run: {problem}" for method, problem in self.problems.items()]
-        return "\n".join(
-            [
-                *self.warnings,
-                f"{self.data}, {self.protocol}, {rounds_words(self.rounds)}",
-                *(line.rstrip() for line in lines),
-                *problems,
-            ]
-        )
+        return "\n".join([*self.warnings, self._caption(), *lines, *self._problem_lines()])
 
     def _repr_html_(self) -> str:
         head, *lines = self._cells()
@@ -198,33 +185,30 @@ class Comparison:
             + "</tr>"
             for method, *numbers in lines
         )
-        problems = "".join(
-            f"<p>{escape(method)} could not be run: {escape(problem)}</p>" for method, problem in self.problems.items()
-        )
-        caption = escape(f"{self.data}, {self.protocol}, {rounds_words(self.rounds)}")
-        warned = "".join(f"<p><b>{escape(text)}</b></p>" for text in self.warnings)
-        sure = f"<p>{escape(self.significance)}</p>" if self.significance else ""
-        picture = as_image(self.plot(), 70) if any(row.mean is not None for row in self.rows) else ""
-        return f"{warned}<table><caption>{caption}</caption><tr>{top}</tr>{rows}</table>{sure}{problems}{picture}"
+        problems = "".join(f"<p>{escape(line)}</p>" for line in self._problem_lines())
+        warnings = "".join(f"<p><b>{escape(text)}</b></p>" for text in self.warnings)
+        significance = f"<p>{escape(self.significance)}</p>" if self.significance else ""
+        figure = as_image(self.plot(), 70) if any(row.mean is not None for row in self.rows) else ""
+        caption = escape(self._caption())
+        return f"{warnings}<table><caption>{caption}</caption><tr>{top}</tr>{rows}</table>{significance}{problems}{figure}"
 
 
 def require_pandas(what: str) -> Any:
-    """Pandas, or a sentence that says how to get it."""
+    """Import pandas, or raise an error with installation instructions."""
     try:
         import pandas
     except ImportError as error:
-        raise PolyfedError(f"{what} returns a pandas frame, and pandas is not installed: pip install 'polyfed[pandas]'.") from error
+        raise PolyfedError(f"{what} requires pandas. Install it with: pip install 'polyfed[pandas]'.") from error
     return pandas
 
 
 def _numbers(row: MethodRow, columns: Sequence[Column]) -> dict[Column, Number]:
-    """The numbers of a row; a column that it has none for is left out."""
+    """Return the numbers of a row, without columns that it has no score for."""
     found = {column: row.number(column.view, column.key) for column in columns} if row.records else {}
     return {column: number for column, number in found.items() if number is not None}
 
 
 def row_json(row: MethodRow, cost: Expense | None = None) -> dict[str, Any]:
-    """A row as JSON; ``cost`` sets it beside the reference."""
     measures = row.first.task.measures if row.records else CLASSIFICATION.measures
     return {
         "method": row.method,
@@ -250,9 +234,9 @@ def _table_json(row: MethodRow) -> dict[str, Any]:
 
 
 def compare_runs(runs: ComparedRuns) -> Comparison:
-    """Train what is missing, and put the outcomes in one table."""
+    """Train the missing runs and summarise all of them."""
     found = runs.train(RunRecord.from_result)
-    # If no run succeeded, there is nothing to choose for.
+    # If no run succeeded, there are no records to choose the metric from.
     chosen = runs.headline if found else headline_by_scores(runs.settings.metric, {})
     rows = tuple(
         MethodRow(label, measure=chosen.measure, own=one.own, problem=runs.problems[label])
@@ -261,10 +245,13 @@ def compare_runs(runs: ComparedRuns) -> Comparison:
         for label, one in runs.methods.items()
     )
     rounds = found[-1][1].reached if found else runs.settings.rounds
-    together = RunSet(rows)
-    sizes = {domain: size for run in together.runs for (_, domain), size in run.test_sizes.items()}
-    first = lead(together, together.main_view)
+    run_set = RunSet(rows)
+    sizes = {domain: size for run in run_set.runs for (_, domain), size in run.test_sizes.items()}
+    first = lead(run_set, run_set.main_view)
     images = None if first is None else first.images
+    compared = (
+        "" if first is None or images is None else f"{first.ahead.method} (first) compared with {first.behind.method} (second): "
+    )
     return Comparison(
         data=runs.settings.data,
         protocol=runs.protocol,
@@ -280,16 +267,14 @@ def compare_runs(runs: ComparedRuns) -> Comparison:
         reused=runs.reused,
         metric=chosen.measure,
         metric_reason=chosen.reason,
-        warnings=tuple(text for row in rows for text in _warned(row, found)),
-        significance=""
-        if first is None or images is None
-        else f"{first.ahead.method} against {first.behind.method}: {images.words}",
+        warnings=tuple(text for row in rows for text in _warnings(row, found)),
+        significance="" if images is None else compared + images.summary,
         lead=None if images is None else (images.low, images.high),
     )
 
 
 def _by_seed(found: Sequence[tuple[ComparisonRun, RunRecord]], label: str) -> list[RunRecord]:
-    """One record for each seed of a method; several of a seed are runs that each left out one domain."""
+    """Return one record per seed of a method, joining leave-one-out runs."""
     by_seed: dict[int, list[RunRecord]] = {}
     for run, record in found:
         if run.method == label:
@@ -298,27 +283,28 @@ def _by_seed(found: Sequence[tuple[ComparisonRun, RunRecord]], label: str) -> li
     return [joined(many, left_out) if left_out else many[0] for many in by_seed.values()]
 
 
-def _warned(row: MethodRow, found: Sequence[tuple[ComparisonRun, RunRecord]]) -> list[str]:
-    """Warn if a method is no better than always answering the most frequent class, or if its last round is an outlier."""
+def _warnings(row: MethodRow, found: Sequence[tuple[ComparisonRun, RunRecord]]) -> list[str]:
+    """Warn if a method is no better than a constant prediction, or if its last round is an outlier."""
     outliers = [f"{run.words}: {record.outlier}" for run, record in found if run.method == row.method and record.outlier]
     return [*warnings_over_seeds({run.seed: run.domains for run in _by_seed(found, row.method)}, row.method), *outliers]
 
 
 def _footnote(runs: ComparedRuns, rounds: int, sizes: Mapping[str, int], measure: str) -> str:
-    """What the table means, in sentences."""
     settings, seeds = runs.settings, runs.seeds
     if len(seeds) > 1:
         meaning = f"± is the sample standard deviation over {len(seeds)} seeds ({seeds[0]} to {seeds[-1]})"
     else:
-        meaning = f"± is the standard error of one run (seed {seeds[0]}) from the size of its test"
+        meaning = f"± is the standard error of one run (seed {seeds[0]}) due to the size of its test set"
     epochs = f"{settings.local_epochs} local epoch{'s' * (settings.local_epochs > 1)}"
     work = epochs if settings.local_steps is None else f"{settings.local_steps} local steps"
-    length = f"{rounds_words(rounds)} of {work}; {describe_training(settings, runs.origins)}"
-    length += ", where a method's row does not say otherwise" if any(one.own for one in runs.methods.values()) else ""
-    tested = "all images of" if settings.unseen_part == "all" else "the test part of"
-    unseen = f" Each column is the {measure} of the newcomer on {tested} a domain that nobody trained on."
+    length = f"{format_rounds(rounds)} of {work}; {describe_training(settings, runs.origins)}"
+    length += ", except for per-method settings" if any(one.own for one in runs.methods.values()) else ""
+    tested = "all images" if settings.unseen_part == "all" else "the test split"
+    unseen = f" Each column is the {measure} of the newcomer on {tested} of a domain held out of training."
     counts = ", ".join(f"{domain} {count}" for domain, count in sizes.items())
     return (
-        f"{measure[0].upper()}{measure[1:]} in %; {meaning}. {length}.{unseen if runs.protocol == LEAVE_ONE_OUT else ''} MB are training traffic per client and round; "
-        f"s are the seconds of training per seed.{f' Model: {runs.model_words}.' if runs.model_words else ''} Data: {runs.data.source or settings.data}. Test images: {counts or 'none scored'}."
+        f"{capital(measure)} in %; {meaning}. {length}.{unseen if runs.protocol == LEAVE_ONE_OUT else ''} "
+        "MB: training traffic per client and round. s: training seconds per seed."
+        f"{f' Model: {runs.model_words}.' if runs.model_words else ''} Data: {runs.data.source or settings.data}. "
+        f"Test images: {counts or 'none scored'}."
     )

@@ -1,7 +1,4 @@
-"""Cost and privacy beside FedAvg: what leaves clients beyond model entries, and what a method needs more in the same comparison.
-
-The columns are those of gPerXAN's Table 1 (privacy risk, additional communication, additional computation), measured instead of judged.
-"""
+"""Measure cost and privacy relative to FedAvg, with the columns of gPerXAN's Table 1: uploads, communication and computation."""
 
 from __future__ import annotations
 
@@ -11,24 +8,23 @@ from dataclasses import dataclass
 from polyfed.runs.costs import Costs
 
 REFERENCE = "fedavg"
-HEADS = ("left once", "left a round", "granularity", "extra MB", "extra CPU s", "extra peak MB")
-"""The columns of the table, after the method."""
+HEADS = ("uploaded once", "uploaded per round", "granularity", "extra MB", "extra CPU s", "extra peak MB")
 NOT_KNOWN = "?"
 NOISY_MEMORY = 10
 """Two runs of one method in one process differed by less than this, in MB."""
 
 NOTE = (
-    "left: bytes up in training that are no model entries, by client: before round 1, and in each round; compressed model entries are not among "
-    "them. granularity: declared by the method. extra MB: all training traffic, up and down, by client and round. "
-    "extra CPU s: CPU seconds of training by round, and how many times the reference. extra peak MB: the highest memory of the "
-    "simulating process in training, above what it held before. Evaluations are left out of all. Bytes are exact; seconds and memory "
-    f"are noisy: less than a fifth, or less than {NOISY_MEMORY} MB, says nothing, nor does a comparison between machines."
+    "uploaded: bytes per client that are not model entries, before round 1 and per round; compressed model entries are excluded. "
+    "granularity: declared by the method. extra MB: additional training traffic, up and down, per client and round. "
+    "extra CPU s: additional CPU seconds of training per round, and the ratio to the reference. extra peak MB: additional peak memory of the "
+    "simulation during training. All columns exclude evaluation. Bytes are exact. CPU time and memory are noisy: "
+    f"differences below 20 % or {NOISY_MEMORY} MB are not significant, and values from different machines are not comparable."
 )
 
 
 @dataclass(frozen=True)
 class Totals:
-    """What one run cost, summed over clients and rounds; None: not measured."""
+    """The costs of one run, summed over clients and rounds; None if not measured."""
 
     clients: int
     rounds: int
@@ -42,14 +38,14 @@ class Totals:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a method costs, over its runs; None: not measured.
+    """The average costs of a method over its runs; None if not measured.
 
     Attributes:
-        left_once: bytes a client sent before round 1 that are no model entries.
-        left_a_round: such bytes by client and round.
-        traffic: bytes up and down by client and round, those before round 1 spread over the rounds.
-        cpu_seconds: of training by round.
-        memory: bytes by which training raised the memory of the process at its highest.
+        left_once: Bytes per client, uploaded before round 1, that are not model entries.
+        left_a_round: Bytes per client and round that are not model entries.
+        traffic: Bytes up and down per client and round; those before round 1 are spread over the rounds.
+        cpu_seconds: CPU seconds of training per round.
+        memory: Bytes by which training raised the peak memory of the process.
     """
 
     left_once: float | None = None
@@ -61,7 +57,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class Expense:
-    """A method relative to the reference; what was not measured, or has no reference, is None."""
+    """The costs of a method relative to the reference; None if not measured or without a reference."""
 
     method: str
     data_derived_uploads: str
@@ -69,42 +65,42 @@ class Expense:
     spent: Spent
     reference: Spent | None = None
 
-    def _more(self, what: str) -> float | None:
-        own, other = getattr(self.spent, what), getattr(self.reference or Spent(), what)
-        return None if own is None or other is None else own - other
+    def _extra(self, name: str) -> float | None:
+        cost, reference = getattr(self.spent, name), getattr(self.reference or Spent(), name)
+        return None if cost is None or reference is None else cost - reference
 
     @property
     def extra_traffic(self) -> float | None:
-        return self._more("traffic")
+        return self._extra("traffic")
 
     @property
     def extra_cpu(self) -> float | None:
-        return self._more("cpu_seconds")
+        return self._extra("cpu_seconds")
 
     @property
     def extra_memory(self) -> float | None:
-        """More bytes of memory at the peak."""
-        return self._more("memory")
+
+        return self._extra("memory")
 
     @property
     def cpu_ratio(self) -> float | None:
-        """How many times the reference's CPU seconds."""
+
         other = None if self.reference is None else self.reference.cpu_seconds
         return self.spent.cpu_seconds / other if self.spent.cpu_seconds is not None and other else None
 
     @property
     def left(self) -> float:
-        """Bytes that left a client, once and in a round together."""
+
         return (self.spent.left_once or 0) + (self.spent.left_a_round or 0)
 
     @property
     def is_counted(self) -> bool:
-        """Whether what leaves is seen in messages; data that are pooled without one are not."""
+        """Return True if messages contain the uploads; data that is pooled without a message is not counted."""
         return not self.data_derived_uploads or self.left > 0
 
 
 def totals(costs: Costs, clients: int, sampled: int, rounds: int) -> Totals:
-    """What the costs say of a run of ``clients`` clients, of whom ``sampled`` took part in each round."""
+    """Return the totals of a run in which ``sampled`` of ``clients`` clients took part in each round."""
     once, in_rounds = costs.left_clients()
     return Totals(
         clients=clients,
@@ -119,7 +115,6 @@ def totals(costs: Costs, clients: int, sampled: int, rounds: int) -> Totals:
 
 
 def spent(runs: Sequence[Totals]) -> Spent:
-    """What a method costs over its runs."""
     turns = [run.client_rounds for run in runs]
     return Spent(
         left_once=_rate((run.left_once for run in runs), [run.clients for run in runs]),
@@ -153,11 +148,11 @@ def cost_json(row: Expense) -> dict[str, str | float | None]:
 
 
 def cells(row: Expense) -> list[str]:
-    """A row as texts under ``HEADS``."""
+    """Return the table cells under ``HEADS``."""
     cpu = NOT_KNOWN if row.extra_cpu is None else f"{row.extra_cpu:+.2f}"
     return [
-        left_words(row, row.spent.left_once),
-        left_words(row, row.spent.left_a_round),
+        _format_upload(row, row.spent.left_once),
+        _format_upload(row, row.spent.left_a_round),
         row.granularity or ("not declared" if row.data_derived_uploads or row.left else "–"),
         NOT_KNOWN if row.extra_traffic is None else megabytes(row.extra_traffic),
         cpu if row.cpu_ratio is None else f"{cpu} ({row.cpu_ratio:.2f}x)",
@@ -165,14 +160,14 @@ def cells(row: Expense) -> list[str]:
     ]
 
 
-def left_words(row: Expense, count: float | None) -> str:
+def _format_upload(row: Expense, count: float | None) -> str:
     if count is None:
         return NOT_KNOWN
     return f"{count:,.0f} B" if row.is_counted else "not counted"
 
 
 def megabytes(more: float) -> str:
-    """A difference in MB; one too small for that in bytes.
+    """Format a difference in MB, or in bytes if it is small.
 
     >>> megabytes(870240), megabytes(-60), megabytes(0)
     ('+0.870', '-60 B', '+0.000')
@@ -180,12 +175,11 @@ def megabytes(more: float) -> str:
     return f"{more:+.0f} B" if 0 < abs(more) < 500 else f"{more / 1e6:+.3f}"
 
 
-def reference_words(own: Spent) -> str:
-    """What the reference itself costs, in a sentence."""
+def describe_reference(costs: Spent) -> str:
     measured = (
-        (own.traffic, 1e6, "{:.3f} MB by client and round"),
-        (own.cpu_seconds, 1.0, "{:.2f} CPU seconds a round"),
-        (own.memory, 1e6, "a peak of {:.0f} MB"),
+        (costs.traffic, 1e6, "{:.3f} MB per client and round"),
+        (costs.cpu_seconds, 1.0, "{:.2f} CPU seconds per round"),
+        (costs.memory, 1e6, "a peak of {:.0f} MB"),
     )
-    parts = [words.format(value / unit) for value, unit, words in measured if value is not None]
-    return f"{REFERENCE} itself: {', '.join(parts)}." if parts else f"{REFERENCE} itself was not measured."
+    parts = [template.format(value / unit) for value, unit, template in measured if value is not None]
+    return f"{REFERENCE} itself: {', '.join(parts)}." if parts else f"The costs of {REFERENCE} were not measured."

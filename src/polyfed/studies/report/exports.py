@@ -1,4 +1,4 @@
-"""Tables and figures for a paper, from run folders: Markdown, CSV, LaTeX or JSON; PNG, SVG or PDF."""
+"""Export tables (Markdown, CSV, LaTeX, JSON) and figures (PNG, SVG, PDF) for papers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import RunFolderError, SettingError, nearest
-from polyfed.runs.figures import COLOURS, MARKERS, dots_figure, empty_figure
+from polyfed.runs.figures import COLOURS, MARKERS, empty_figure
 from polyfed.runs.folder.atomic_write import write_atomically
 from polyfed.runs.folder.paths import slug
 from polyfed.settings import AUTO
@@ -28,100 +28,97 @@ ANALYSES = "analyses.json"
 
 
 def write_tables(runs: Sequence[str | Path], out: str | Path | None, form: str, metric: str = AUTO) -> Path:
-    """Write the tables of scores and costs in one file.
+    """Write the tables of scores and costs to one file.
 
     Args:
-        runs: run folders, or folders that hold run folders.
-        out: the file, or a folder for a file called ``tables``; default: ``tables`` in the working folder.
+        runs: Run folders, or folders that contain run folders.
+        out: Output file, or a folder for a file called ``tables``. Default: ``tables`` in the working directory.
         form: md, csv, latex or json.
-        metric: the measure that heads the tables.
+        metric: Primary metric.
     """
     if form not in TABLES:
-        raise SettingError(f"--tables cannot be {form!r}. {nearest(form, TABLES)}")
-    path = target(out, f"tables{TABLES[form]}", TABLES[form], f"--tables {form}")
+        raise SettingError(f"--tables does not support {form!r}. {nearest(form, TABLES)}")
+    path = _target(out, f"tables{TABLES[form]}", TABLES[form], f"--tables {form}")
     sets = [found.headed(metric) for found in gather(run_folders(runs))]
-    write = {"md": _markdown, "csv": lambda found: csv_of(_records(found)), "latex": _latex, "json": _json}[form]
-    write_file(path, write(sets).encode())
+    write = {"md": _markdown, "csv": lambda found: _csv(_records(found)), "latex": _latex, "json": _json}[form]
+    _write_file(path, write(sets).encode())
     return path
 
 
 def write_figures(runs: Sequence[str | Path], out: str | Path | None, form: str, metric: str = AUTO) -> list[Path]:
-    """Write figures: scores by domain, curves over rounds, and confusion matrices.
+    """Write figures of scores by domain, learning curves, and confusion matrices.
 
     Args:
-        runs: run folders, or folders that hold run folders.
-        out: a folder for all of them (default: ``figures``), or a file for the scores of one comparison.
+        runs: Run folders, or folders that contain run folders.
+        out: Folder for all figures (default: ``figures``), or a file for the scores of one comparison.
         form: png, svg or pdf.
-        metric: the measure that is drawn.
+        metric: Metric of the scores and curves.
     """
     _check_figures(form)
     sets = [found.headed(metric) for found in gather(run_folders(runs))]
     if out is not None and Path(out).suffix:
-        path = target(out, "", FIGURES[form], f"--figures {form}")
+        path = _target(out, "", FIGURES[form], f"--figures {form}")
         scored = [found for found in sets if found.views]
         if not scored:
-            raise RunFolderError("Nothing was scored yet, so there is nothing to draw.")
+            raise RunFolderError("The runs have no scores yet. Resume them, or wait for the first evaluation.")
         _save_figure(path, score_figure(scored[0], scored[0].views[-1]))
         return [path]
     folder, written = Path("figures" if out is None else out), list[Path]()
+    kinds = {"scores": score_figure, "curves": curve_figure, "confusion": _confusion_figure}
     for found in sets:
         for view in found.views:
-            made = {"scores": score_figure, "curves": curve_figure, "confusion": _map_figure}
-            for what, draw in made.items():
+            for kind, draw in kinds.items():
                 figure = draw(found, view)
                 if figure is not None:
-                    written.append(folder / f"{slug(found.name)}-{view}-{what}{FIGURES[form]}")
+                    written.append(folder / f"{slug(found.name)}-{view}-{kind}{FIGURES[form]}")
                     _save_figure(written[-1], figure)
     return written
 
 
 def write_analyses(analyses: Analyses, out: str | Path, form: str = "png") -> list[Path]:
-    """Write every figure, every table as CSV, and every number in ``analyses.json``.
+    """Write all figures, all tables as CSV, and all numbers to ``analyses.json``.
 
     Args:
-        analyses: what was found.
-        out: the folder; it is made if it is missing.
+        analyses: Results of the analyses.
+        out: Output folder, created if missing.
         form: png, svg or pdf.
     """
     _check_figures(form)
     folder, written = Path(out), list[Path]()
 
-    def named(kind: str, name: str, suffix: str) -> Path:
+    def add_path(kind: str, name: str, suffix: str) -> Path:
         written.append(folder / f"{kind if kind.endswith(name) else f'{kind}-{name}'}{suffix}")
         return written[-1]
 
     for one in analyses:
         for name, figure in one.figures.items():
-            _save_figure(named(one.kind, name, FIGURES[form]), figure, dots_per_inch=150)
+            _save_figure(add_path(one.kind, name, FIGURES[form]), figure, dots_per_inch=150)
         for name, rows in one.tables.items():
-            write_file(named(one.kind, name, ".csv"), csv_of(rows).encode())
+            _write_file(add_path(one.kind, name, ".csv"), _csv(rows).encode())
     written.append(folder / ANALYSES)
     numbers = json.dumps(json_values(analyses.as_json()), indent=1, ensure_ascii=False)
-    write_file(written[-1], f"{numbers}\n".encode())
+    _write_file(written[-1], f"{numbers}\n".encode())
     return written
 
 
 def _check_figures(form: str) -> None:
     if form not in FIGURES:
-        raise SettingError(f"--figures cannot be {form!r}. {nearest(form, FIGURES)}")
+        raise SettingError(f"--figures does not support {form!r}. {nearest(form, FIGURES)}")
 
 
-def target(out: str | Path | None, name: str, suffix: str, option: str) -> Path:
-    """The file to write: ``out`` itself, or a file of this name in it where it is a folder."""
+def _target(out: str | Path | None, name: str, suffix: str, option: str) -> Path:
+    """Return the output file: ``out`` itself, or a file called ``name`` in the folder ``out``."""
     if out is None:
         return Path(name)
     path = Path(out)
     if path.is_dir() or not path.suffix:
         return path / name
     if path.suffix != suffix:
-        raise SettingError(
-            f"{option} writes {suffix} files, and -o names {path.name}. Call it {path.stem}{suffix}, or name a folder."
-        )
+        raise SettingError(f"{option} writes {suffix} files, but -o is {path.name}. Use {path.stem}{suffix}, or pass a folder.")
     return path
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file, and its folder where it is missing."""
+def _write_file(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
@@ -133,7 +130,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def _cells(runs: RunSet, view: str, bold: str, spread: str, escaped: Callable[[str], str]) -> list[list[str]]:
-    """A row for each method, best first; ``bold`` and ``spread`` have a place for a text."""
+    """Return a row per method, best first; ``bold`` and ``spread`` are templates for the best scores and for deviations."""
     columns = runs.columns(view)
     best = {column: runs.best(column) for column in columns}
     rows = []
@@ -151,15 +148,15 @@ def _cells(runs: RunSet, view: str, bold: str, spread: str, escaped: Callable[[s
 
 def _baseline_cells(runs: RunSet, view: str) -> list[str]:
     columns = runs.columns(view)
-    by_chance = runs.baseline(columns)
-    return [points(by_chance[c]) if c in by_chance else "-" for c in columns] if by_chance else []
+    baseline = runs.baseline(columns)
+    return [points(baseline[c]) if c in baseline else "-" for c in columns] if baseline else []
 
 
 def _title(runs: RunSet, view: str) -> str:
-    how = "each domain left out in turn" if runs.left_out else f"{view} domains"
+    domains = "one domain held out at a time" if runs.left_out else f"{view} domains"
     seeds = max(len(row.seeds) for row in runs.rows)
     meaning = f"; ± is the sample standard deviation over {seeds} seeds" if seeds > 1 else ""
-    return f"{capital(MEASURES[runs.measure])} in % on {runs.name}, {how}{meaning}."
+    return f"{capital(MEASURES[runs.measure])} in % on {runs.name}, {domains}{meaning}."
 
 
 def _markdown(sets: Iterable[RunSet]) -> str:
@@ -179,16 +176,11 @@ def _md(text: str) -> str:
 
 
 def _latex(sets: Iterable[RunSet]) -> str:
-    """All tables as LaTeX, with booktabs."""
-    parts = ["% needs \\usepackage{booktabs}"]
+    parts = ["% requires \\usepackage{booktabs}"]
     for runs, view in ((one, view) for one in sets for view in one.views):
         names = [column.name for column in runs.columns(view)]
-        lines = [
-            f"\\begin{{tabular}}{{l{'r' * len(names)}}}",
-            "\\toprule",
-            f"{' & '.join(map(_tex, ['method', *names]))} \\\\",
-            "\\midrule",
-        ]
+        head = f"{' & '.join(map(_tex, ['method', *names]))} \\\\"
+        lines = [f"\\begin{{tabular}}{{l{'r' * len(names)}}}", "\\toprule", head, "\\midrule"]
         spread = " {{\\footnotesize$\\pm${}}}"
         lines += [" & ".join(cells) + " \\\\" for cells in _cells(runs, view, "\\textbf{{{}}}", spread, _tex)]
         base = _baseline_cells(runs, view)
@@ -205,7 +197,6 @@ def _tex(text: str) -> str:
 
 
 def _records(sets: Iterable[RunSet]) -> list[dict[str, Any]]:
-    """Every score of every method, metric, domain and seed, one flat mapping each."""
     return [
         {
             "data": runs.name,
@@ -227,8 +218,7 @@ def _records(sets: Iterable[RunSet]) -> list[dict[str, Any]]:
     ]
 
 
-def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Flat mappings as CSV."""
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
     file = io.StringIO()
     writer = csv.DictWriter(file, list(rows[0]) if rows else ["empty"], lineterminator="\n")
     writer.writeheader()
@@ -237,7 +227,6 @@ def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _json(sets: Sequence[RunSet]) -> str:
-    """Scores and costs as JSON."""
     costs = [
         {
             "data": runs.name,
@@ -258,43 +247,31 @@ def _json(sets: Sequence[RunSet]) -> str:
 
 
 def _save_figure(path: Path, figure: Any, dots_per_inch: int = 200) -> None:
-    """Write a figure in the form that the file is called after."""
+    # Without a date, the same figure gives the same file.
+    metadata = {".png": {}, ".svg": {"Date": None}}.get(path.suffix, {"CreationDate": None})
     file = io.BytesIO()
-    figure.savefig(
-        file,
-        format=path.suffix[1:],
-        dpi=dots_per_inch,
-        metadata={} if path.suffix == ".png" else {"Date": None} if path.suffix == ".svg" else {"CreationDate": None},
-    )
-    write_file(path, file.getvalue())
+    figure.savefig(file, format=path.suffix[1:], dpi=dots_per_inch, metadata=metadata)
+    _write_file(path, file.getvalue())
 
 
 def score_figure(runs: RunSet, view: str) -> Any:
-    """A dot for each method and domain; whiskers are the deviation over seeds, else the error from the size of the test."""
-    columns = runs.columns(view)
-    rows = []
-    for row in runs.ranked(view):
-        numbers = [row.number(view, column.key) for column in columns]
-        rows.append((row.method, [None if number is None else number[:2] for number in numbers]))
-    by_chance = runs.baseline(columns)
-    heights = [by_chance.get(column, math.nan) for column in columns]
-    return dots_figure([column.name for column in columns], rows, MEASURES[runs.measure], heights)
+    return runs.draw_dots(runs.ranked(view), runs.columns(view))
 
 
 def curve_figure(runs: RunSet, view: str) -> Any | None:
-    """The mean over domains by round, with a band of one deviation over seeds; None if only one round was scored."""
+    """Draw the mean over domains by round, with a band of one deviation over seeds; return None for a single scored round."""
     if all(len(row.rounds(view)) < 2 for row in runs.rows):
         return None
     from matplotlib.ticker import MaxNLocator
 
     figure = empty_figure(4.2, 3.0)
     axes = figure.add_subplot()
-    for place, row in enumerate(runs.ranked(view)):
+    for index, row in enumerate(runs.ranked(view)):
         rounds = [number for number in row.rounds(view) if row.scores(view, MEAN, number)]
         values = [list(row.scores(view, MEAN, number).values()) for number in rounds]
         middle = [100 * average(one) for one in values]
-        colour = COLOURS[place % len(COLOURS)]
-        axes.plot(rounds, middle, color=colour, marker=MARKERS[place % len(MARKERS)], markersize=3, linewidth=1.2, label=row.method)
+        colour = COLOURS[index % len(COLOURS)]
+        axes.plot(rounds, middle, color=colour, marker=MARKERS[index % len(MARKERS)], markersize=3, linewidth=1.2, label=row.method)
         wide = [100 * deviation(one) for one in values]
         if wide and not any(map(math.isnan, wide)):
             low, high = ([m + sign * w for m, w in zip(middle, wide, strict=True)] for sign in (-1, 1))
@@ -307,21 +284,21 @@ def curve_figure(runs: RunSet, view: str) -> Any | None:
     return figure
 
 
-def _map_figure(runs: RunSet, view: str) -> Any | None:
-    """The confusion matrices of the best method, one for each domain; None if none was kept."""
+def _confusion_figure(runs: RunSet, view: str) -> Any | None:
+    """Draw the confusion matrices of the best method, one per domain; return None if there are none."""
     best = runs.ranked(view)[0]
     found = {domain: matrix for domain in runs.domains(view) if (matrix := best.confusion(view, domain)) is not None}
     if not found:
         return None
     figure = empty_figure(2.6 * len(found), 2.7)
-    for place, (domain, matrix) in enumerate(found.items()):
-        axes = figure.add_subplot(1, len(found), place + 1)
-        shares = [[value / (sum(row) or 1) for value in row] for row in matrix]
-        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    for index, (domain, matrix) in enumerate(found.items()):
+        axes = figure.add_subplot(1, len(found), index + 1)
+        fractions = [[value / (sum(row) or 1) for value in row] for row in matrix]
+        axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
         names = best.first.class_names(len(matrix))
-        axes.set_title(f"{domain}" if place else f"{best.method}: {domain}", fontsize=8)
+        axes.set_title(domain if index else f"{best.method}: {domain}", fontsize=8)
         axes.set_xticks(range(len(names)), names, rotation=90, fontsize=6)
-        axes.set_yticks(range(len(names)), names if place == 0 else [""] * len(names), fontsize=6)
-        axes.set_xlabel("answer", fontsize=7)
-        axes.set_ylabel("" if place else "true class", fontsize=7)
+        axes.set_yticks(range(len(names)), [""] * len(names) if index else names, fontsize=6)
+        axes.set_xlabel("prediction", fontsize=7)
+        axes.set_ylabel("" if index else "true class", fontsize=7)
     return figure

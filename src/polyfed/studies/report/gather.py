@@ -1,4 +1,4 @@
-"""Read run folders and sort them: runs become rows (one method and settings, several seeds), rows on the same data one set."""
+"""Read run folders and group them: runs that differ in the seed become rows, and rows on the same data become a set."""
 
 from __future__ import annotations
 
@@ -12,41 +12,40 @@ from polyfed.studies.report.run_set import MethodRow, RunSet
 
 
 def gather(paths: Sequence[str | Path]) -> list[RunSet]:
-    """Read run folders and sort them by their data; all folders that are no runs are named at once."""
+    """Read run folders and group them by data.
+
+    Raises:
+        RunFolderError: If there are no folders, or if some of them are not run folders; the error lists all of these.
+    """
     if not paths:
-        raise RunFolderError(
-            "There is nothing to report: no run folder was given. Name at least one: polyfed report RUN... -o FILE.html"
-        )
+        raise RunFolderError("polyfed report needs at least one run folder: polyfed report RUN... -o FILE.html")
     runs, problems = [], []
     for path in dict.fromkeys(str(path) for path in paths):
         try:
             runs.append(RunRecord.from_folder(path))
         except RunFolderError as error:
-            problems.append(str(error) + _runs_inside(Path(path)))
+            inside = sorted(file.parent.name for file in Path(path).glob("*/run.toml"))
+            hint = f" It contains run folders: {', '.join(inside[:5])}{' and more' if len(inside) > 5 else ''}." if inside else ""
+            problems.append(str(error) + hint)
     if problems:
         raise RunFolderError(" ".join(problems))
     by_data: dict[str, list[RunRecord]] = {}
     for run in runs:
-        by_data.setdefault(_data_key(run, but=("unseen",)), []).append(run)
+        by_data.setdefault(_data_key(run, exclude=("unseen",)), []).append(run)
     return [found for many in by_data.values() for found in _on_same_data(many)]
 
 
-def _runs_inside(path: Path) -> str:
-    inside = sorted(child.parent.name for child in path.glob("*/run.toml")) if path.is_dir() else []
-    return f" It holds runs, though: {', '.join(inside[:5])}{' and more' if len(inside) > 5 else ''}." if inside else ""
-
-
-def _data_key(run: RunRecord, but: Sequence[str] = ()) -> str:
+def _data_key(run: RunRecord, exclude: Sequence[str] = ()) -> str:
     facts = run.document.get("data", {})
-    settings = {name: plain_value(run.settings[name]) for name in DATA_SETTINGS if name not in but}
+    settings = {name: plain_value(run.settings[name]) for name in DATA_SETTINGS if name not in exclude}
     if is_path(settings["data"]):
-        # The same folder of images may be elsewhere on another machine; its source says how many there are of what.
+        # The path of an image folder depends on the machine; its source contains the number of images per class.
         settings["data"] = Path(settings["data"]).name
     return repr([facts.get("source"), facts.get("classes"), list(settings.values())])
 
 
 def _on_same_data(runs: Sequence[RunRecord]) -> list[RunSet]:
-    """One leave-one-out comparison, or a set for each choice of unseen domains."""
+    """Return one leave-one-out comparison, or a set per choice of unseen domains."""
     unseen = [tuple(run.settings["unseen"]) for run in runs]
     if all(len(names) == 1 for names in unseen) and len(set(unseen)) > 1:
         domains = sorted({name for (name,) in unseen})
@@ -67,12 +66,12 @@ def _run_set(runs: Sequence[RunRecord], left_out: Sequence[str] = ()) -> RunSet:
         by_method.setdefault(run.method, {}).setdefault(repr((recipe(run), run.all_options)), []).append(run)
     rows = []
     for method, groups in by_method.items():
-        apart = differing([many[0] for many in groups.values()])
-        changed = len({many[0].all_options for many in groups.values()}) > 1
+        names = differing([many[0] for many in groups.values()])
+        options_differ = len({many[0].all_options for many in groups.values()}) > 1
         for many in groups.values():
-            text = many[0].all_options if changed else method
-            details = ", ".join(f"{name}={recipe(many[0])[name]}" for name in apart)
-            rows.append(MethodRow(f"{text} [{details}]" if details else text, many))
+            label = many[0].all_options if options_differ else method
+            details = ", ".join(f"{name}={recipe(many[0])[name]}" for name in names)
+            rows.append(MethodRow(f"{label} [{details}]" if details else label, many))
     facts, settings = runs[0].document.get("data", {}), runs[0].settings
     extras = [f"{name} {settings[name]}" for name in ("partition", "few_shot") if settings[name] != DEFAULTS[name]]
     extras += [f"unseen: {', '.join(settings['unseen'])}"] if settings["unseen"] else []

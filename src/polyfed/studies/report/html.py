@@ -1,7 +1,4 @@
-"""One self-contained page from run folders: who won, where, by how much and how surely; what it costs; why; how to run it again.
-
-``page/`` holds the template, its script, and uPlot (MIT licence), which draws the charts that can be hovered over and zoomed.
-"""
+"""Write a self-contained HTML report of run folders; ``page/`` contains its template and script, and uPlot for interactive charts."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from polyfed.studies.report.charts import swatch
 from polyfed.studies.report.commands import compare_command, pieces, report_command
 from polyfed.studies.report.gather import gather
 from polyfed.studies.report.pictures import NONE, analyses_of, chosen_kinds, grid_of, images_of
-from polyfed.studies.report.run_record import run_folders
+from polyfed.studies.report.run_record import SWEEP_FILE, run_folders
 from polyfed.studies.report.run_set import RunSet
 from polyfed.studies.report.verdict import notices, verdict_of
 from polyfed.tasks.known import in_percent
@@ -42,10 +39,11 @@ def report_on(
     pictures: bool | None = None,
     analyses: str = AUTO,
 ) -> Path:
-    """What ``polyfed.report`` does."""
-    named = [runs] if isinstance(runs, str | Path) else runs
-    chosen_kinds(analyses)  # a wrong name is refused before anything is read
-    return write_report(run_folders(named), out, metric, pictures, sections.searches_in(named), analyses)
+    """Write the report of run folders, of the runs in other folders, and of searches; see ``polyfed.report``."""
+    paths = [runs] if isinstance(runs, str | Path) else runs
+    chosen_kinds(analyses)  # rejects invalid names before reading any folder
+    searches = [sections.read_search(Path(path)) for path in paths if (Path(path) / SWEEP_FILE).is_file()]
+    return write_report(run_folders(paths), out, metric, pictures, searches, analyses)
 
 
 def write_report(
@@ -56,30 +54,29 @@ def write_report(
     searches: Sequence[Mapping[str, Any]] = (),
     analyses: str = NONE,
 ) -> Path:
-    """Write the report of one or several run folders as one HTML file.
+    """Write the report of run folders as one HTML file.
 
     Args:
-        runs: run folders; those of one method that differ in their seed are put together, those on other data are kept apart.
-        out: the file to write; it needs no other file and no network.
-        metric: the measure that heads the tables.
-        pictures: whether images of the data are shown; None: where this account made the runs, and the data are here.
-        searches: the searches that chose the settings of these runs.
-        analyses: auto (those that need no data), all, none, or names of kinds with commas between them.
+        runs: Run folders. Runs that differ only in the seed form one row; runs on different data form separate groups.
+        out: Path of the HTML file, which needs no other file and no network.
+        metric: Primary metric.
+        pictures: Show images of the data. By default, only if this account made the runs and the data exists on this machine.
+        searches: Hyperparameter searches that chose the settings of these runs.
+        analyses: auto (analyses that need no data), all, none, or comma-separated names.
 
     Raises:
-        RunFolderError: no run was given, a folder is no run, or the file cannot be written.
+        RunFolderError: If there are no runs, a folder is not a run folder, or the file cannot be written.
     """
     path = Path(out)
     if not path.name:
-        raise RunFolderError(f"The report needs a file to be written to, found {str(out)!r}. Name one: -o report.html")
+        raise RunFolderError(f"The report must be written to a file, but -o is {str(out)!r}. Pass a file name: -o report.html")
     page = render(runs, out, metric, pictures, searches, analyses)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, page.encode("utf-8", "backslashreplace"))  # names of files need not be text
+        write_atomically(path, page.encode("utf-8", "backslashreplace"))  # file names can contain invalid characters
     except OSError as error:
-        raise RunFolderError(
-            f"Cannot write the report to {path}: {error.strerror or error}. Choose another file with -o."
-        ) from error
+        problem = error.strerror or error
+        raise RunFolderError(f"Cannot write the report to {path}: {problem}. Choose another file with -o.") from error
     return path
 
 
@@ -91,25 +88,24 @@ def render(
     searches: Sequence[Mapping[str, Any]] = (),
     analyses: str = NONE,
 ) -> str:
-    """The page as text."""
+    """Return the report as HTML; see ``write_report`` for the arguments."""
     import jinja2
     from markupsafe import Markup
 
     sets = [found.headed(metric) for found in gather(runs)]
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(PAGE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["together"] = _together
-    labels = dict.fromkeys(row.method for found in sets for row in found.rows)
+    loader, undefined = jinja2.FileSystemLoader(PAGE), jinja2.StrictUndefined
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=undefined, trim_blocks=True, lstrip_blocks=True)
+    # A line does not break between a number and its unit.
+    environment.filters["together"] = lambda text: re.sub(r"(\d) (?=(?:%|[kMG]?B\b))", "\\1\u00a0", text)
+    labels = list(dict.fromkeys(row.method for found in sets for row in found.rows))
     styles = {label: number for number, label in enumerate(labels)}  # the same throughout the page
+    about = ", ".join(labels) if len(labels) <= 3 and sum(map(len, labels)) <= 60 else f"{len(labels)} methods"
     library, script = ((PAGE / name).read_text() for name in (f"{LIBRARY}.js", SCRIPT))
-    curves = [_interactive_values(found, styles) for found in sets]
+    curves = json.dumps([_interactive_values(found, styles) for found in sets], allow_nan=False, separators=(",", ":"))
+    # Without these characters, no name can end the script element.
+    curves = curves.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     return environment.get_template(TEMPLATE).render(
-        title=_title_of(sets),
+        title=f"{about} on {' / '.join(dict.fromkeys(found.name for found in sets))}",
         groups=[_values(found, styles, metric, with_pictures, analyses) for found in sets],
         grid=grid_of(sets, analyses),
         searches=searches,
@@ -120,7 +116,7 @@ def render(
         library_notice=LIBRARY_NOTICE,
         script=Markup(script),
         script_hashes=Markup(" ".join(f"'sha256-{_hash(text)}'" for text in (library, script))),
-        curves_json=Markup(_inside_script(curves)),
+        curves_json=Markup(curves),
     )
 
 
@@ -128,14 +124,7 @@ def _hash(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _inside_script(tree: Any) -> str:
-    """JSON that cannot end the script element it stands in, whatever names it holds."""
-    text = json.dumps(tree, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
 def _interactive_values(runs: RunSet, styles: Mapping[str, int]) -> dict[str, Any]:
-    """What the script of the page draws."""
     shown = in_percent(runs.task)
     return {
         "labels": [row.method for row in runs.rows],
@@ -145,25 +134,17 @@ def _interactive_values(runs: RunSet, styles: Mapping[str, int]) -> dict[str, An
     }
 
 
-def _title_of(sets: Sequence[RunSet]) -> str:
-    """What the page is about, in a few words."""
-    methods = list(dict.fromkeys(row.method for runs in sets for row in runs.rows))
-    about = ", ".join(methods) if len(methods) <= 3 and sum(map(len, methods)) <= 60 else f"{len(methods)} methods"
-    return f"{about} on {' / '.join(dict.fromkeys(runs.name for runs in sets))}"
-
-
 def _values(runs: RunSet, styles: Mapping[str, int], metric: str, with_pictures: bool | None, analyses: str) -> dict[str, Any]:
-    """Everything the template shows of one set of runs."""
     verdicts = [verdict for view in runs.views if (verdict := verdict_of(runs, view)) is not None]
-    sentences: dict[str, list[str]] = {}
+    uploads: dict[str, list[str]] = {}
     for row in runs.rows:
-        sentences.setdefault(sections.uploads_beyond_entries(row), []).append(row.method)
+        uploads.setdefault(sections.describe_uploads(row), []).append(row.method)
     chosen = runs.headline(metric)
     tables = [
         table
         for measure in dict.fromkeys([runs.measure, *in_percent(runs.task)])
         for view in runs.views
-        if (table := sections.table(runs.by(measure), view, styles)) is not None
+        if (table := sections.table(runs.by(measure), view)) is not None
         and any(cell["text"] != sections.NOT_SCORED for row in table["rows"] for cell in row["cells"])
     ]
     measures = dict.fromkeys(table["measure"] for table in tables)
@@ -175,15 +156,15 @@ def _values(runs: RunSet, styles: Mapping[str, int], metric: str, with_pictures:
         "measure": runs.measure,
         "measures": [(measure, MEASURES[measure]) for measure in measures],
         "metric_reason": chosen.reason if chosen.measure != "accuracy" and metric == AUTO else "",
-        # A sentence for each method that does no better than always giving the same answer, in some of its runs.
+        # Methods that are no better than a constant prediction in some of their runs.
         "warnings": {
             row.method: text
             for row in runs.rows
             for text in warnings_over_seeds({run.seed: run.domains for run in row.counted}, row.method)
         },
-        "nobody": runs.task.baseline,
+        "baseline_name": runs.task.baseline,
         "notices": notices(runs),
-        "headlines": [{"words": one, "differences": sections.difference_rows(one)} for one in verdicts],
+        "headlines": [{"verdict": one, "differences": sections.difference_rows(one)} for one in verdicts],
         "tables": tables,
         "legend": [(row.method, swatch(styles[row.method])) for row in runs.rows],
         "curves": [found for view in runs.views if (found := pictures.curves(runs, view, styles)) is not None],
@@ -195,21 +176,16 @@ def _values(runs: RunSet, styles: Mapping[str, int], metric: str, with_pictures:
         "traffic": pictures.traffic(runs),
         "traffic_kinds": pictures.traffic_kinds(runs),
         "scatter": pictures.accuracy_against_bytes(runs, styles),
-        "costs": [sections.cost_row(row, styles) for row in runs.rows],
+        "costs": [sections.cost_row(row) for row in runs.rows],
         "against_reference": sections.against_reference(runs),
         "has_newcomer": any(row.total_bytes("newcomer") for row in runs.rows),
         "byte_tables": [(row.method, sections.byte_table(row)) for row in runs.rows],
         "travel": sections.travel_matrix(runs),
-        "uploads": [(labels, sentence) for sentence, labels in sentences.items()],
+        "uploads": [(labels, sentence) for sentence, labels in uploads.items()],
         "outside_training": sections.outside_training(runs.rows),
         "compare": None if (one := compare_command(parts, runs.left_out)) is None else pieces(one),
         "runs": [sections.provenance(part) for part in parts],
     }
-
-
-def _together(text: str) -> str:
-    """A text in which no line ends between a number and its unit."""
-    return re.sub(r"(\d) (?=(?:%|[kMG]?B\b))", "\\1\u00a0", text)
 
 
 def _version() -> str:

@@ -1,4 +1,4 @@
-"""A run as it stands while it is trained: read from ``run.toml`` and ``metrics.jsonl`` only, which are whole at any instant."""
+"""Read the progress of a run from ``run.toml`` and ``metrics.jsonl``, which are consistent at any time during training."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ WIDTH = 24
 
 @dataclass(frozen=True)
 class LiveRun:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
-        name: the method, the seed, and the domains nobody trains on.
-        method: the method's text.
-        seed: the seed.
-        round: the last round that wrote something.
-        rounds: the rounds that are planned.
+        name: Method, seed, and domains held out of training.
+        method: Method expression.
+        seed: Seed of the run.
+        round: Last recorded round.
+        rounds: Number of planned rounds.
         state: training, finished, or stopped.
-        measure: the measure of the curves.
-        curves: scores by view and domain, in the order of rounds; the mean over domains has the name "mean".
-        losses: the mean training loss by round.
+        measure: Metric of the curves.
+        curves: Scores per round, by view and domain; the mean over domains is called "mean".
+        losses: Mean training loss per round.
     """
 
     name: str
@@ -46,7 +46,6 @@ class LiveRun:
 
 
 def look_at(path: str | Path) -> LiveRun:
-    """Read how far a run is."""
     folder = RunFolder(path)
     lines = folder.metrics()
     run = RunRecord(str(path), folder.document(), lines)
@@ -70,15 +69,15 @@ def look_at(path: str | Path) -> LiveRun:
 
 
 def runs_in(path: str | Path) -> list[Path]:
-    """The run folder, or the run folders in a folder of several; none yet is no error, since a comparison may just have begun."""
-    home = Path(path)
-    if not home.is_dir():
-        raise RunFolderError(f"There is no folder {home}. Give a run folder, or a folder that holds run folders.")
-    return [home] if (home / "run.toml").is_file() else sorted(file.parent for file in home.glob("*/run.toml"))
+    """Return the run folder, or the run folders in it; the list is empty if a comparison has just started."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise RunFolderError(f"Folder {folder} does not exist. Pass a run folder, or a folder of run folders.")
+    return [folder] if (folder / "run.toml").is_file() else sorted(file.parent for file in folder.glob("*/run.toml"))
 
 
 def spark(values: Sequence[float]) -> str:
-    """A curve in one line of text, from the least to the largest value.
+    """Draw a curve as one line of text, scaled to the range of its values.
 
     >>> spark([0.0, 0.5, 1.0])
     '▁▅█'
@@ -86,7 +85,7 @@ def spark(values: Sequence[float]) -> str:
     if not values:
         return ""
     step = max(1.0, len(values) / WIDTH)
-    picked = [values[min(len(values) - 1, int(place * step))] for place in range(min(WIDTH, len(values)))]
+    picked = [values[min(len(values) - 1, int(index * step))] for index in range(min(WIDTH, len(values)))]
     picked[-1] = values[-1]
     low, high = min(picked), max(picked)
     if high <= low:

@@ -1,7 +1,4 @@
-"""Two methods on the same test images: McNemar's exact test, and a bootstrap over images.
-
-Seeds say how much is luck of training; these say how much is luck of the test images. Both are given, side by side.
-"""
+"""Compare two methods on the same test images with McNemar's exact test and a bootstrap over images."""
 
 from __future__ import annotations
 
@@ -19,16 +16,16 @@ Answers = Mapping[tuple[str, str, str], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class ImageTest:
-    """How two methods differ on the same test images.
+    """The difference between two methods on the same test images.
 
     Attributes:
-        images: test images that both answered.
-        only_first: images that only the first got right, over all seeds.
-        only_second: images that only the second got right, over all seeds.
-        p_value: of McNemar's exact test, two-sided; of the first seed that both have.
-        seed: that seed.
-        low: lower end of the 95 % bootstrap interval of the difference of the means over domains, over all shared seeds.
-        high: upper end.
+        images: Number of test images.
+        only_first: Images that only the first method classified correctly, over all seeds.
+        only_second: Images that only the second method classified correctly, over all seeds.
+        p_value: Two-sided p-value of McNemar's exact test on the first shared seed.
+        seed: The first shared seed.
+        low: Lower end of the 95 % bootstrap interval of the difference between means over domains, over all shared seeds.
+        high: Upper end of this interval.
     """
 
     images: int
@@ -40,18 +37,17 @@ class ImageTest:
     high: float
 
     @property
-    def words(self) -> str:
-        """What was found, in a sentence."""
+    def summary(self) -> str:
         p_value = f"{self.p_value:.3f}" if self.p_value >= 0.001 else f"{self.p_value:.1g}"
         return (
-            f"On the same {self.images:,} test images the first alone is right {self.only_first:,} times, the second alone "
-            f"{self.only_second:,} times; McNemar's exact test (seed {self.seed}): p = {p_value}. "
+            f"on the same {self.images:,} test images, only the first is right {self.only_first:,} times and only the second "
+            f"{self.only_second:,} times. McNemar's exact test (seed {self.seed}): p = {p_value}. "
             f"Bootstrap over images, all shared seeds: 95 % interval {100 * self.low:+.1f} to {100 * self.high:+.1f} points."
         ).replace(" -", " −")
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """The two-sided p-value of McNemar's exact test: under no difference, either is alone right equally often.
+    """Return the two-sided p-value of McNemar's exact test.
 
     >>> mcnemar(8, 2), mcnemar(0, 0)
     (0.109375, 1.0)
@@ -60,8 +56,8 @@ def mcnemar(only_first: int, only_second: int) -> float:
     return float(binomtest(only_first, differing).pvalue) if differing else 1.0
 
 
-def right_by_domain(answers: Answers, view: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """For each domain: whether each test image was answered rightly, and its label; several clients' tests one after the other."""
+def _correct_by_domain(answers: Answers, view: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return, per domain, which predictions are correct and the labels; the test sets of several clients are concatenated."""
     found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for (of, _, domain), one in sorted(answers.items()):
         if of == view:
@@ -71,16 +67,16 @@ def right_by_domain(answers: Answers, view: str) -> dict[str, tuple[np.ndarray, 
 
 
 def image_test(first: Mapping[int, Answers], second: Mapping[int, Answers], view: str, balanced: bool = False) -> ImageTest | None:
-    """Compare two methods by their answers for each seed; None where they do not share answers to the same images.
+    """Compare the predictions of two methods per seed; return None if they have no seed with the same images.
 
     Args:
-        first: the answers of one method by seed.
-        second: those of the other.
+        first: Predictions of one method by seed.
+        second: Predictions of the other method by seed.
         view: seen or unseen.
-        balanced: the difference is one of balanced accuracy, so images are drawn within their classes.
+        balanced: Compare balanced accuracy, so resample images within their classes.
     """
     shared = [seed for seed in first if seed in second]
-    pairs = {seed: (right_by_domain(first[seed], view), right_by_domain(second[seed], view)) for seed in shared}
+    pairs = {seed: (_correct_by_domain(first[seed], view), _correct_by_domain(second[seed], view)) for seed in shared}
     pairs = {seed: pair for seed, pair in pairs.items() if pair[0] and _same_images(*pair)}
     if not pairs:
         return None
@@ -103,12 +99,11 @@ def image_test(first: Mapping[int, Answers], second: Mapping[int, Answers], view
 
 
 def _same_images(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two runs were tested on the same images, as far as labels tell."""
+    """Return True if the labels of all domains are equal, which indicates the same images."""
     return list(one) == list(other) and all(np.array_equal(one[d][1], other[d][1]) for d in one)
 
 
 def _interval(pairs: list[tuple[Any, Any]], domains: list[str], balanced: bool) -> tuple[float, float]:
-    """The 95 % bootstrap interval of the difference, averaged over seeds and domains."""
     generator = np.random.default_rng(SEED)
     total = np.zeros(RESAMPLES)
     for domain in domains:
@@ -116,7 +111,7 @@ def _interval(pairs: list[tuple[Any, Any]], domains: list[str], balanced: bool) 
         differences = [one[domain][0].astype(float) - other[domain][0] for one, other in pairs]
         if all(np.array_equal(labels, one[domain][1]) for one, _ in pairs):
             strata = [_strata(np.mean(differences, axis=0), labels, balanced)]
-        else:  # the seeds were tested on different splits, so their images are not the same ones
+        else:  # the seeds use different test splits
             strata = [_strata(found, one[domain][1], balanced) for found, (one, _) in zip(differences, pairs, strict=True)]
         drawn = [np.mean([_resampled(part, generator) for part in parts], axis=0) for parts in strata]
         total += np.mean(drawn, axis=0)
@@ -130,7 +125,7 @@ def _strata(difference: np.ndarray, labels: np.ndarray, balanced: bool) -> list[
 
 
 def _resampled(values: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Means of resamples. Few different values occur, so how often each is drawn is drawn at once."""
+    """Return the means of all resamples, drawing the counts of the few distinct values from a multinomial distribution."""
     levels, counts = np.unique(values, return_counts=True)
     drawn = generator.multinomial(len(values), counts / len(values), size=RESAMPLES)
     found: np.ndarray = drawn @ levels / len(values)

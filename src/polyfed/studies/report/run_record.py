@@ -1,7 +1,4 @@
-"""One run as tables and reports see it: settings, scores, costs and predictions, from a result in memory or from a run folder.
-
-Runs that each left out another domain are joined into one record per seed, scored on every domain in turn (``RunRecord.parts``).
-"""
+"""Represent a run in tables and reports: its settings, scores, costs and predictions, from a result in memory or a run folder."""
 
 from __future__ import annotations
 
@@ -27,19 +24,22 @@ from polyfed.tasks.task import Task
 
 DEFAULTS: Mapping[str, Any] = {name: facts.default for name, facts in FACTS.items()}
 SWEEP_FILE = "sweep.json"
-"""What a search leaves in its folder; the runs that tested what it chose are in ``final``."""
+"""File name of a hyperparameter search; the runs with the selected settings are in ``final``."""
 SELECTED = "selected_"
-"""The prefix of views that score the model chosen by validation."""
+"""Prefix of views that score the model selected by validation."""
 DATA_SETTINGS = ("data", *setting_names("partition"))
 METHOD_SETTINGS = [name for name, facts in FACTS.items() if facts.changes_results and name not in DATA_SETTINGS]
 """Settings that distinguish rows of one method."""
-# Keys of the summaries in a table of domains; a domain may be called "mean" too.
+# Keys of the summaries in a table of domains. They are tuples because a domain can be called "mean".
 MEAN, WORST, SPREAD = ("", "mean"), ("", "worst"), ("", "spread")
 
 
 @dataclass(frozen=True, eq=False)
 class RunRecord:
-    """One run. ``outlier`` is a warning about its last round if the lines do not hold the rounds before it."""
+    """One run, or the leave-one-out runs of one seed (``parts``).
+
+    ``outlier`` is a warning about the last round if ``lines`` do not contain earlier rounds.
+    """
 
     path: str
     document: Mapping[str, Any]
@@ -55,7 +55,7 @@ class RunRecord:
 
     @classmethod
     def from_result(cls, result: Result) -> RunRecord:
-        """Keep what tables need of a run that ended in this process; its models can be freed."""
+        """Keep what tables need of a run in this process, so that its models can be freed."""
         experiment = result.experiment
         method, federation = experiment.method, experiment.federation
         document = {
@@ -76,12 +76,12 @@ class RunRecord:
 
     @classmethod
     def from_folder(cls, path: str | Path) -> RunRecord:
-        """Read one run folder, finished or not: the scores up to its newest checkpoint."""
+        """Read a finished or unfinished run folder, with the scores up to its newest checkpoint."""
         folder = RunFolder(path)
         document = folder.document()
         snapshot, complaints = folder.read()
         if snapshot is None:
-            # No checkpoint vouches for what the metrics say.
+            # Without a checkpoint, the metrics cannot be verified.
             return cls(str(path), document, [], complaints=complaints)
         notes, state = snapshot.notes, digest(snapshot)
         lines, answers = folder.sealed_lines(notes), read_answers(folder, notes)
@@ -90,12 +90,11 @@ class RunRecord:
 
     @property
     def folders(self) -> Sequence[RunRecord]:
-        """The run itself, or the runs that each left out one domain."""
         return self.parts or (self,)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All settings, defaults filled in."""
+        """All settings, including defaults."""
         return {**DEFAULTS, **self.document.get("settings", {})}
 
     @property
@@ -104,7 +103,7 @@ class RunRecord:
 
     @property
     def all_options(self) -> str:
-        """The method's text with every option as it was; defaults may have changed since."""
+        """The method expression with all options, because defaults can have changed since the run."""
         return str(self.document.get("method", {}).get("all_options", ""))
 
     @property
@@ -117,11 +116,10 @@ class RunRecord:
 
     @property
     def task(self) -> Task:
-        """The task, as the scores tell."""
         return task_of_records(self.domains)
 
     def tables_of(self, measure: str) -> dict[str, dict[int, dict[Any, float]]]:
-        """By view and round: a metric of each domain, their mean, worst and spread."""
+        """Return a metric of each domain with mean, worst and spread, by view and round."""
         if measure not in self._tables:
             self._tables[measure] = {
                 view: {number: _table(by_domain, measure) for number, by_domain in found.items()}
@@ -130,13 +128,12 @@ class RunRecord:
         return self._tables[measure]
 
     def final(self, view: str, measure: str) -> dict[Any, float]:
-        """The table of the last evaluation; empty if nothing was scored."""
         found = self.tables_of(measure)[view]
         return found[max(found)] if found else {}
 
     @cached_property
     def _pooled(self) -> dict[str, dict[int, dict[str, dict[str, Any]]]]:
-        """All numbers by view, round and domain, over the clients of a domain."""
+        """All numbers by view, round and domain, pooled over the clients of a domain."""
         return {
             view: {number: {domain: n for (_, domain), n in domains_of(many).items()} for number, many in sorted(found.items())}
             for view, found in self.rows.items()
@@ -148,7 +145,7 @@ class RunRecord:
 
     @cached_property
     def domains(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """All numbers of the last evaluation, over the clients of a domain."""
+        """All numbers of the last evaluation, pooled over the clients of a domain."""
         return {
             (view, domain): numbers
             for view, found in self._pooled.items()
@@ -158,22 +155,22 @@ class RunRecord:
 
     @cached_property
     def rows(self) -> dict[str, dict[int, list[Row]]]:
-        """Scores by view and round; those of a selected model replace the last round's."""
+        """Scores by view and round; scores of the selected model replace those of the last round."""
         rows: dict[str, dict[int, list[Row]]] = {view: {} for view in VIEWS}
         chosen: dict[tuple[str, int], list[Row]] = {}
         for line in self.lines:
             view, number = line["view"].removeprefix(SELECTED), line["round"]
             if view in rows and "count" in line:
                 row = Row(view, line["client"], line["domain"], line)
-                home = rows[view].setdefault(number, []) if view == line["view"] else chosen.setdefault((view, number), [])
-                home.append(row)
+                target = rows[view].setdefault(number, []) if view == line["view"] else chosen.setdefault((view, number), [])
+                target.append(row)
         for (view, number), many in chosen.items():
             rows[view][number] = many
         return rows
 
     @cached_property
     def test_sizes(self) -> dict[tuple[str, str], int]:
-        """Test examples by view and domain: as the run recorded them, else the most that one client was tested on."""
+        """Number of test examples by view and domain: the recorded number, otherwise the maximum over clients."""
         sizes: dict[tuple[str, str], int] = {}
         known = self.document.get("data", {}).get("test_sizes", {})
         for line in self.lines:
@@ -184,21 +181,18 @@ class RunRecord:
         return sizes
 
     def test_error(self, view: str, domain: str, measure: str) -> float:
-        """Standard error of a score from the size of its test set; NaN for metrics that have no simple one."""
         found = self.rows[view]
         many = [row.numbers for row in found[max(found)] if row.domain == domain] if found else []
         return _test_error(many, self.test_sizes.get((view, domain)), measure) if many else math.nan
 
     @property
     def scored_clients(self) -> int:
-        """How many clients' models were scored at the end, if each has its own."""
         scored = [(line["round"], line["client"]) for line in self.lines if line["view"].removeprefix(SELECTED) == "seen"]
         last = max((number for number, _ in scored), default=0)
         return len({client for number, client in scored if number == last})
 
     @cached_property
     def losses(self) -> dict[str, dict[int, float]]:
-        """Training loss by client and round."""
         found: dict[str, dict[int, float]] = {}
         for line in self.lines:
             if line["view"] == "training" and math.isfinite(line.get("loss", math.nan)):
@@ -207,7 +201,6 @@ class RunRecord:
 
     @property
     def mean_losses(self) -> dict[int, float]:
-        """The mean training loss over clients by round."""
         by_round: dict[int, list[float]] = {}
         for losses in self.losses.values():
             for number, loss in losses.items():
@@ -215,14 +208,14 @@ class RunRecord:
         return {number: average(values) for number, values in sorted(by_round.items())}
 
     def last_round_warning(self, measure: str) -> str:
-        """A sentence if the run ends with a last round that is not typical, else nothing."""
+        """Return a warning if the score of the last round is an outlier, otherwise an empty string."""
         if self.outlier or self.settings["selection"] != LAST:
             return self.outlier
         by_round = next((tables for tables in self.tables_of(measure).values() if tables), {})
         return LastRounds({n: by_round[n][MEAN] for n in sorted(by_round)[-WINDOW:]}).warning if by_round else ""
 
     def class_names(self, count: int) -> list[str]:
-        """The names of the classes, as the run recorded them; numbers if it did not."""
+        """Return the recorded class names, or numbers if there are none."""
         names = [str(name) for name in self.document.get("outline", {}).get("class_names", [])]
         return names if len(names) == count else [str(number) for number in range(count)]
 
@@ -234,7 +227,7 @@ def _table(by_domain: Mapping[str, Mapping[str, Any]], measure: str) -> dict[Any
 
 
 def _test_error(scores: Sequence[Mapping[str, Any]], size: int | None, measure: str) -> float:
-    """The error of one domain with ``size`` test examples; if that is not known, those of the clients are different ones."""
+    """Return the error for one domain with ``size`` test examples; if it is None, clients have distinct examples."""
     if measure != "accuracy" or "standard_error" not in scores[0]:
         return standard_error(pooled(scores), measure)
     counts = [score["count"] for score in scores]
@@ -244,13 +237,13 @@ def _test_error(scores: Sequence[Mapping[str, Any]], size: int | None, measure: 
 
 
 def average(values: Iterable[float]) -> float:
-    """The mean, or NaN of nothing."""
+    """Return the mean; NaN if there are no values."""
     found = list(values)
     return sum(found) / len(found) if found else math.nan
 
 
 def deviation(values: Iterable[float]) -> float:
-    """The standard deviation of a sample (n - 1), or NaN of fewer than two."""
+    """Return the sample standard deviation (n - 1); NaN for fewer than two values."""
     found = list(values)
     return statistics.stdev(found) if len(found) > 1 else math.nan
 
@@ -260,7 +253,7 @@ def deviation(values: Iterable[float]) -> float:
 
 @dataclass(frozen=True)
 class DomainRow:
-    """The score on one domain; over several clients' models, their mean by the sizes of their tests."""
+    """The score on one domain, averaged over clients with their test set sizes as weights."""
 
     view: str
     domain: str
@@ -273,7 +266,7 @@ class DomainRow:
 
 
 def domain_rows(summary: Mapping[str, Any], measure: str = "accuracy") -> list[DomainRow]:
-    """A metric, its error and the test size of each domain of ``Result.summary()``, seen ones first."""
+    """Return a metric with its error for each domain of ``Result.summary()``, seen domains first."""
     grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for score in summary["scores"]:
         grouped.setdefault((score["view"], score["domain"]), []).append(score)
@@ -287,8 +280,6 @@ def domain_rows(summary: Mapping[str, Any], measure: str = "accuracy") -> list[D
 
 
 class CostRow(NamedTuple):
-    """Bytes of one entry kind for one purpose."""
-
     purpose: str
     kind: str
     up: int
@@ -296,7 +287,7 @@ class CostRow(NamedTuple):
 
 
 def cost_rows(summary: Mapping[str, Any]) -> list[CostRow]:
-    """Bytes by purpose and entry kind, training first."""
+    """Return the traffic by purpose and entry kind, training first."""
     up, down = summary["bytes"]["up"], summary["bytes"]["down"]
     rows = []
     for purpose in sorted({*up, *down}, key=lambda name: (name != "training", name)):
@@ -309,23 +300,22 @@ def cost_rows(summary: Mapping[str, Any]) -> list[CostRow]:
 
 
 def plain_value(value: Any) -> Any:
-    """A setting as ``run.toml`` holds it."""
+    """Return a setting in the form that ``run.toml`` stores."""
     return list(value) if isinstance(value, tuple) else value
 
 
 def recipe(run: RunRecord) -> dict[str, Any]:
-    """The settings that distinguish rows of one method."""
+    """Return the settings that distinguish rows of one method."""
     chosen = {name: plain_value(run.settings[name]) for name in METHOD_SETTINGS}
     model = run.document.get("model", {})
-    named = chosen["model"] or f"{model.get('type', '?')} ({model.get('parameters', '?')} parameters)"
-    # How the round that counts was chosen, and among which.
+    model_name = chosen["model"] or f"{model.get('type', '?')} ({model.get('parameters', '?')} parameters)"
+    # Selection by validation depends on which rounds were evaluated.
     selection, every = run.settings["selection"], run.settings["evaluate_every"] or 1
     among = f" of every {f'{every} rounds' if every > 1 else 'round'}" if selection in BY_VALIDATION else ""
-    return chosen | {"model": named, "selection": f"{selection}{among}"}
+    return chosen | {"model": model_name, "selection": f"{selection}{among}"}
 
 
 def differing(runs: Sequence[RunRecord]) -> list[str]:
-    """Names of settings in which the runs differ."""
     recipes = [recipe(run) for run in runs]
     return [name for name in recipes[0] if len({repr(chosen.get(name)) for chosen in recipes}) > 1]
 
@@ -334,7 +324,7 @@ def differing(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def joined(runs: Sequence[RunRecord], domains: Collection[str]) -> RunRecord:
-    """The runs of one seed as one, with the scores on the domain that each left out; ``domains`` are those it must have for an end."""
+    """Join the leave-one-out runs of one seed; the result is finished if it has a finished run for each of ``domains``."""
     parts: dict[str, RunRecord] = {}
     for run in runs:
         name = run.settings["unseen"][0]
@@ -363,7 +353,7 @@ def joined(runs: Sequence[RunRecord], domains: Collection[str]) -> RunRecord:
 
 
 def _sum(trees: Sequence[Any]) -> Any:
-    """Trees of numbers, added leaf by leaf; what only some have counts too."""
+    """Add trees of numbers leaf by leaf; a missing leaf counts as zero."""
     if trees and isinstance(trees[0], Mapping):
         keys = dict.fromkeys(key for tree in trees for key in tree)
         return {key: _sum([tree[key] for tree in trees if key in tree]) for key in keys}
@@ -371,12 +361,12 @@ def _sum(trees: Sequence[Any]) -> Any:
 
 
 def run_folders(paths: Sequence[str | Path]) -> list[Path]:
-    """The run folders named, and those inside folders that are no run themselves."""
+    """Return these run folders, and the run folders inside other folders."""
     found: list[Path] = []
     for path in map(Path, paths):
         pattern = "final/*/run.toml" if (path / SWEEP_FILE).is_file() else "*/run.toml"
         inside = [path] if (path / "run.toml").is_file() else sorted(file.parent for file in path.glob(pattern))
         if not inside:
-            raise RunFolderError(f"{path} is not a run and holds none: {explain_missing(path)}")
+            raise RunFolderError(f"{path} is not a run folder and does not contain any: {explain_missing(path)}")
         found += inside
     return found

@@ -1,8 +1,4 @@
-"""Several runs in one table: a row for each method over its seeds, and what all tables print of them.
-
-A ``RunSet`` is the only place where means, errors, the best of a column and the order of methods are computed. The terminal, Python, LaTeX,
-JSON and the report print it. Who won is decided in ``verdict.py``.
-"""
+"""Summarise several runs: one row per method, with the means, errors, best values and rankings that all tables print."""
 
 from __future__ import annotations
 
@@ -15,29 +11,23 @@ from typing import Any, NamedTuple
 from polyfed.core.method import parse
 from polyfed.errors import PolyfedError
 from polyfed.runs.costs import Costs
+from polyfed.runs.figures import dots_figure
 from polyfed.runs.folder.final_files import Answers
 from polyfed.runs.result import over_domains
 from polyfed.runs.scores import VIEWS, headline_of
 from polyfed.settings import Settings
 from polyfed.studies.report.costs import Spent, Totals, spent, totals
-from polyfed.studies.report.run_record import (
-    MEAN,
-    SPREAD,
-    WORST,
-    RunRecord,
-    average,
-    deviation,
-)
+from polyfed.studies.report.run_record import MEAN, SPREAD, WORST, RunRecord, average, deviation
 from polyfed.tasks.known import task_of_records
-from polyfed.tasks.metrics import NEITHER_IS_BETTER, SMALLER_IS_BETTER
+from polyfed.tasks.metrics import MEASURES, NEITHER_IS_BETTER, SMALLER_IS_BETTER
 from polyfed.tasks.task import Headline, Task
 
 EQUAL = 1e-9
-"""Scores that differ by less are equal."""
+"""Tolerance for equal scores."""
 
 
 class Number(NamedTuple):
-    """A mean over seeds; ``error`` is the sample standard deviation over them, or, of one seed, the standard error of its test."""
+    """A mean over seeds; ``error`` is the sample standard deviation or, for one seed, the standard error of its test set."""
 
     value: float
     error: float
@@ -45,7 +35,7 @@ class Number(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table of scores: a domain, or the mean, worst or spread over domains."""
+    """A column of a score table: a domain, or the mean, worst or spread over domains."""
 
     name: str
     view: str
@@ -54,9 +44,14 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class MethodRow:
-    """One method with the same settings over its seeds, by one metric; ``problem`` is set if it could not be run.
+    """One method with the same settings over its seeds, for one metric.
 
-    ``method`` is its label, ``own`` are the settings that it has for itself; the label says them too.
+    Attributes:
+        method: Label of the method, including its settings.
+        records: Runs of all seeds.
+        measure: Metric.
+        own: Per-method settings.
+        problem: Reason why the method could not be run.
     """
 
     method: str
@@ -66,7 +61,6 @@ class MethodRow:
     problem: str = ""
 
     def __eq__(self, other: object) -> bool:
-        """Whether another row shows the same."""
         return isinstance(other, MethodRow) and self.method == other.method and self._shown() == other._shown()
 
     def __hash__(self) -> int:
@@ -77,22 +71,22 @@ class MethodRow:
         return self.measure, self.own, self.problem, self.runs, *scores, self.spent, self.bytes_up, self.bytes_down, self.seconds
 
     def by(self, measure: str) -> MethodRow:
-        """The same runs by another metric."""
+        """Return the same runs with another metric."""
         return replace(self, measure=measure)
 
     @property
     def finished(self) -> bool:
-        """Whether any of its runs finished."""
+        """Return True if at least one run has finished."""
         return any(run.finished for run in self.records)
 
     @property
     def first(self) -> RunRecord:
-        """The run that stands for what all of them have in common."""
+        """The run that provides the properties that all runs share."""
         return self.counted[0]
 
     @cached_property
     def counted(self) -> list[RunRecord]:
-        """The runs whose numbers count: finished ones if there are any, one for each seed."""
+        """The runs used for the statistics: one per seed, finished ones if there are any."""
         chosen: dict[int, RunRecord] = {}
         for run in sorted(self.records, key=lambda run: run.seed):
             if run.finished or not self.finished:
@@ -101,15 +95,14 @@ class MethodRow:
 
     @property
     def seeds(self) -> list[int]:
-        """Seeds of the runs that count."""
         return [run.seed for run in self.counted]
 
     @cached_property
     def is_reference(self) -> bool:
-        """Whether it pools all data, so that it is no federated method."""
-        written = self.first.document.get("method", {}).get("pools_data")
-        if written is not None:
-            return bool(written)
+        """Return True if it trains on the pooled data and is therefore not a federated method."""
+        recorded = self.first.document.get("method", {}).get("pools_data")
+        if recorded is not None:
+            return bool(recorded)
         try:
             return parse(self.first.method).population is not None
         except PolyfedError:
@@ -118,25 +111,24 @@ class MethodRow:
     # ------------------------------------------------------------------------------------------------------------- scores
 
     def rounds(self, view: str) -> list[int]:
-        """Rounds in which all of its runs were evaluated."""
+        """Return the rounds in which all seeds were evaluated."""
         return sorted(set.intersection(*(set(run.tables_of(self.measure)[view]) for run in self.counted)))
 
     def scores(self, view: str, key: Any, number: int) -> dict[int, float]:
-        """The score in one round by seed; nothing if a seed has none."""
+        """Return the scores of one round by seed; empty if a seed has none."""
         found = {run.seed: run.tables_of(self.measure)[view][number].get(key, math.nan) for run in self.counted}
         return found if all(map(math.isfinite, found.values())) else {}
 
     def finals(self, view: str, key: Any) -> dict[int, float]:
-        """The last score by seed; nothing if a seed has none."""
+        """Return the last scores by seed; empty if a seed has none."""
         found = {run.seed: run.final(view, self.measure).get(key, math.nan) for run in self.counted}
         return found if all(map(math.isfinite, found.values())) else {}
 
     def average(self, view: str, key: Any) -> float:
-        """The last score, averaged over seeds."""
         return average(self.finals(view, key).values())
 
     def number(self, view: str, key: Any) -> Number | None:
-        """The last score over seeds with its error; None if the domain was not scored."""
+        """Return the last score over seeds with its error; None if the domain was not scored."""
         values = tuple(table[key] for run in self.counted if key in (table := run.final(view, self.measure)))
         if not values:
             return None
@@ -145,7 +137,7 @@ class MethodRow:
         return Number(values[0], self.test_error(view, key), values)
 
     def test_error(self, view: str, key: Any) -> float:
-        """Standard error from the sizes of the test sets, of which more seeds do not make it smaller; NaN if there is no simple one."""
+        """Return the standard error due to the test set sizes, which more seeds do not reduce; NaN if there is no simple formula."""
         domains = [name for name in self.first.final(view, self.measure) if isinstance(name, str)]
         if key == MEAN:
             return math.sqrt(sum(self.test_error(view, domain) ** 2 for domain in domains)) / len(domains)
@@ -155,16 +147,14 @@ class MethodRow:
         if key == SPREAD:
             return math.nan
         sizes = [run.test_sizes.get((view, key), 0) for run in self.counted]
-        if self.measure == "accuracy" and self.first.task.class_labels and self._has_one_test(view, key):
+        last_rows = [found[max(found)] for run in self.counted if (found := run.rows[view])]
+        has_one_client = all(sum(row.domain == key for row in rows) == 1 for rows in last_rows)
+        if self.measure == "accuracy" and self.first.task.class_labels and has_one_client:
             return binomial_error(self.average(view, key), max(sizes))
         return average(run.test_error(view, key, self.measure) for run in self.counted)
 
-    def _has_one_test(self, view: str, domain: str) -> bool:
-        """Whether no other client was tested on a domain."""
-        return all(sum(row.domain == domain for row in found[max(found)]) == 1 for run in self.counted if (found := run.rows[view]))
-
     def confusion(self, view: str, domain: str) -> list[list[float]] | None:
-        """The confusion matrix, summed over seeds and clients; None if none was kept."""
+        """Return the confusion matrix summed over seeds and clients; None if it was not recorded."""
         known = [matrix for run in self.counted if (matrix := run.domains.get((view, domain), {}).get("confusion"))]
         size = len(known[0]) if known else 0
         return [[sum(one[i][j] for one in known) for j in range(size)] for i in range(size)] if known else None
@@ -175,34 +165,29 @@ class MethodRow:
 
     @cached_property
     def seen(self) -> dict[str, Number]:
-        """The scores on seen domains."""
         return self._numbers("seen")
 
     @cached_property
     def unseen(self) -> dict[str, Number]:
-        """The scores on unseen domains."""
         return self._numbers("unseen")
 
     @property
     def mean(self) -> Number | None:
-        """The mean over seen domains, or over unseen ones if nothing else was scored."""
+        """Mean over seen domains, or over unseen domains if there are no others."""
         return self.number("seen" if self.seen else "unseen", MEAN) if self.records else None
 
     @property
     def worst(self) -> Number | None:
-        """The worst of these domains."""
         return self.number("seen" if self.seen else "unseen", WORST) if self.records else None
 
     # -------------------------------------------------------------------------------------------------------------- costs
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """The run folders; none if nothing was written."""
         return tuple(part.path for run in self.records for part in run.folders if part.path)
 
     @property
     def answers(self) -> dict[int, Answers]:
-        """The predictions for each test image by seed, if they are on this machine."""
         return {run.seed: run.answers for run in self.counted}
 
     @cached_property
@@ -217,26 +202,21 @@ class MethodRow:
 
     @cached_property
     def spent(self) -> Spent:
-        """What its runs cost."""
         return spent(self._totals)
 
     def bytes_by_kind(self, direction: str, purpose: str = "training") -> dict[str, float]:
-        """Bytes of a run by entry kind, averaged over seeds."""
         found = [run.costs.get("bytes", {}).get(direction, {}).get(purpose, {}) for run in self.counted]
         return {kind: average(one.get(kind, 0) for one in found) for kind in dict.fromkeys(kind for one in found for kind in one)}
 
     def total_bytes(self, purpose: str = "training", directions: Sequence[str] = ("up", "down")) -> float:
-        """Bytes of a run for one purpose, averaged over seeds."""
         return sum(sum(self.bytes_by_kind(direction, purpose).values()) for direction in directions)
 
     @property
     def bytes_up(self) -> float:
-        """Training bytes from a client in a round."""
         return self._per_client_and_round("up")
 
     @property
     def bytes_down(self) -> float:
-        """Training bytes to a client in a round."""
         return self._per_client_and_round("down")
 
     def _per_client_and_round(self, direction: str) -> float:
@@ -245,17 +225,16 @@ class MethodRow:
 
     @property
     def seconds(self) -> float:
-        """Seconds of training, averaged over seeds."""
         return self.average_cost("seconds", "training")
 
     def average_cost(self, what: str, *purposes: str) -> float:
-        """A cost of a run (seconds, messages) summed over purposes and averaged over seeds."""
+        """Return a cost per run (seconds, messages), summed over purposes and averaged over seeds."""
         return average(sum(run.costs.get(what, {}).get(purpose, 0) for purpose in purposes) for run in self.counted)
 
 
 @dataclass(frozen=True, eq=False)
 class RunSet:
-    """Methods on the same data, by one metric; ``left_out`` are the domains that are unseen in turn."""
+    """Methods on the same data, for one metric; ``left_out`` contains the domains of a leave-one-out comparison."""
 
     rows: Sequence[MethodRow]
     name: str = ""
@@ -263,12 +242,11 @@ class RunSet:
     left_out: Sequence[str] = ()
 
     def by(self, measure: str) -> RunSet:
-        """The same runs by another metric."""
+        """Return the same runs with another metric."""
         return replace(self, rows=[row.by(measure) for row in self.rows])
 
     @property
     def measure(self) -> str:
-        """The metric of all rows."""
         return next((row.measure for row in self.rows if not row.problem), "accuracy")
 
     @property
@@ -277,34 +255,30 @@ class RunSet:
 
     @property
     def task(self) -> Task:
-        """The task, as the scores tell."""
         return task_of_records(self.domains_scored())
 
     def headline(self, metric: str) -> Headline:
-        """Return the primary metric: the requested one, or the one that its runs record."""
+        """Return the primary metric: the requested one, or the one that the runs recorded."""
         return headline_of(metric, [part.document for run in self.runs for part in run.folders], self.domains_scored())
 
     def headed(self, metric: str) -> RunSet:
-        """The same runs by their primary metric; a metric that no run has changes nothing."""
+        """Return the same runs with their primary metric, or unchanged if no run has this metric."""
         found = self.by(self.headline(metric).measure)
         return found if any(row.finals(view, MEAN) for view in VIEWS for row in found.rows if row.records) else self
 
     def domains_scored(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """The numbers of each domain in some run; which classes its test set holds is the same in all."""
+        """Return the numbers of each domain from the first run that scored it."""
         return {key: numbers for run in reversed(self.runs) for key, numbers in run.domains.items()}
 
     def domains(self, view: str) -> list[str]:
-        """Domains scored in a view, in the order of the first run."""
         return list(dict.fromkeys(domain for run in self.runs for v, domain in run.test_sizes if v == view))
 
     @property
     def views(self) -> list[str]:
-        """The views in which something was scored."""
         return [view for view in VIEWS if self.domains(view)]
 
     @property
     def main_view(self) -> str:
-        """The view that mean and worst are about."""
         return "unseen" if self.left_out or not self.domains("seen") else "seen"
 
     def test_size(self, view: str, domain: str) -> int:
@@ -313,62 +287,69 @@ class RunSet:
     # ------------------------------------------------------------------------------------------------------------- tables
 
     def columns(self, view: str, totals: Sequence[str] = ("mean", "worst")) -> list[Column]:
-        """The columns of one view: domains, then, over several domains, mean, worst and spread."""
+        """Return the columns of one view: domains and, if there are several, their mean, worst and spread."""
         keys = {"mean": MEAN, "worst": WORST, "spread": SPREAD}
         domains = [Column(domain, view, domain) for domain in self.domains(view)]
         return [*domains, *(Column(name, view, keys[name]) for name in totals if len(domains) > 1)]
 
     def all_columns(self) -> list[Column]:
-        """The columns of both views side by side, with mean and worst of the main view."""
+        """Return the columns of both views, with mean and worst of the main view."""
         view = self.main_view
         found = [Column(domain, view, domain) for domain in self.domains(view)]
         found += [Column("mean", view, MEAN), Column("worst", view, WORST)] if found else []
         return found + [Column(f"unseen: {name}", "unseen", name) for name in (self.domains("unseen") if view == "seen" else ())]
 
     def contenders(self, view: str) -> list[MethodRow]:
-        """Methods that can win: finished, scored on every domain, and federated (unless none is)."""
+        """Return the methods to rank: finished, scored on every domain, and federated (unless none is)."""
         domains = self.domains(view)
-        whole = [row for row in self.rows if row.finished and domains and all(row.finals(view, domain) for domain in domains)]
-        return [row for row in whole if not row.is_reference] or whole
+        complete = [row for row in self.rows if row.finished and domains and all(row.finals(view, domain) for domain in domains)]
+        return [row for row in complete if not row.is_reference] or complete
 
     def ranked(self, view: str, rows: Sequence[MethodRow] | None = None) -> list[MethodRow]:
-        """The methods by their mean over domains, best first; those without a score last."""
+        """Sort the methods by their mean over domains, best first and those without a score last."""
         sign = 1 if self.measure in SMALLER_IS_BETTER else -1
 
-        def place(row: MethodRow) -> float:
+        def key(row: MethodRow) -> float:
             return sign * row.average(view, MEAN) if row.records and row.finals(view, MEAN) else math.inf
 
-        return sorted(self.rows if rows is None else rows, key=place)
+        return sorted(self.rows if rows is None else rows, key=key)
+
+    def draw_dots(self, rows: Sequence[MethodRow], columns: Sequence[Column]) -> Any:
+        """Draw a dot per method and column; whiskers are the deviation over seeds or, for one seed, the standard error of the test set."""
+        numbers = [(row.method, [row.number(column.view, column.key) for column in columns]) for row in rows]
+        points = [(method, [None if number is None else number[:2] for number in found]) for method, found in numbers]
+        baseline = self.baseline(columns)
+        heights = [baseline.get(column, math.nan) for column in columns] if baseline else []
+        return dots_figure([column.name for column in columns], points, MEASURES[self.measure], heights)
 
     def best(self, column: Column) -> list[MethodRow]:
-        """The contenders that are best in a column; none if all are equal, or if no value of the metric is better than another."""
+        """Return the best contenders of a column; empty if all are equal or if the metric does not rank methods."""
         found = {row: row.average(column.view, column.key) for row in self.contenders(column.view)}
         ranks = self.measure not in NEITHER_IS_BETTER and column.key != SPREAD
         return _best_of(found, self.measure in SMALLER_IS_BETTER) if ranks else []
 
     def cheapest(self, what: str) -> list[MethodRow]:
-        """The methods with the lowest ``bytes_up``, ``bytes_down`` or ``seconds``; none if all are equal."""
+        """Return the methods with the lowest ``bytes_up``, ``bytes_down`` or ``seconds``; empty if all are equal."""
         return _best_of({row: getattr(row, what) for row in self.rows if not row.problem}, smaller=True)
 
     def baseline(self, columns: Sequence[Column]) -> dict[Column, float]:
-        """The score of always predicting the most frequent class: its share for accuracy, chance for balanced accuracy."""
+        """Return the accuracy or balanced accuracy of always predicting the most frequent class."""
         known = self.domains_scored()
         found: dict[Column, float] = {}
         for column in columns:
             domains = [column.key] if isinstance(column.key, str) else self.domains(column.view)
-            values = [self._by_chance(known.get((column.view, domain), {})) for domain in domains]
+            values = [self._majority_score(known.get((column.view, domain), {})) for domain in domains]
             mean, worst, spread = over_domains(values, self.measure)
             value = {MEAN: mean, WORST: worst, SPREAD: spread}.get(column.key, mean)
             found |= {} if math.isnan(value) else {column: value}
         return found
 
-    def _by_chance(self, numbers: Mapping[str, Any]) -> float:
+    def _majority_score(self, numbers: Mapping[str, Any]) -> float:
         known = {"accuracy": numbers.get("majority_rate", math.nan), "balanced_accuracy": chance_of(numbers)}
         return float(known.get(self.measure, math.nan))
 
 
 def _best_of(values: Mapping[MethodRow, float], smaller: bool) -> list[MethodRow]:
-    """The rows with the best value; none if all are equal."""
     if not values:
         return []
     top = (min if smaller else max)(values.values())
@@ -377,11 +358,11 @@ def _best_of(values: Mapping[MethodRow, float], smaller: bool) -> list[MethodRow
 
 
 def chance_of(numbers: Mapping[str, Any]) -> float:
-    """The balanced accuracy of any constant prediction: one over the number of classes that occur."""
+    """Return the balanced accuracy of a constant prediction: one over the number of classes in the test set."""
     occurring = sum(count > 0 for count in numbers.get("class_counts", ()))
     return 1 / occurring if occurring else math.nan
 
 
 def binomial_error(accuracy: float, count: int) -> float:
-    """Standard error of an accuracy from ``count`` test examples."""
+    """Return the standard error of an accuracy on ``count`` test examples."""
     return math.sqrt(max(accuracy * (1 - accuracy), 0) / count) if count else math.nan

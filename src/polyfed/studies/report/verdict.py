@@ -1,7 +1,4 @@
-"""Who won, and with what confidence: the numbers of the runs in words that never say more than the numbers do.
-
-``PairedDifference.verdict`` is the only rule; every table and sentence about a winner follows it.
-"""
+"""Describe which method is best and how significant its lead is; ``PairedDifference.verdict`` is the only rule for this."""
 
 from __future__ import annotations
 
@@ -23,11 +20,13 @@ CLEAR, ONE_SEED = "clear", "beyond the noise of the test sets; one seed"
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The difference of two means over domains: ``ahead`` less ``behind``, as fractions.
+    """The difference between two means over domains, ``ahead`` minus ``behind``, as a fraction.
 
-    ``spread`` is its standard deviation over paired seeds (NaN below two), ``test_error`` its standard error from the size of the
-    test sets, taking the two methods' errors as independent (NaN for measures that have none), and ``images`` compares the two on the
-    same test images.
+    Attributes:
+        spread: Standard deviation over paired seeds; NaN for fewer than two.
+        test_error: Standard error due to the size of the test sets if the errors of the two methods are independent; NaN for
+            metrics without one.
+        images: Comparison on the same test images.
     """
 
     ahead: MethodRow
@@ -43,7 +42,7 @@ class PairedDifference:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the mean difference over seeds (Student's t); None below two paired seeds."""
+        """The 95 % interval of the mean difference over seeds (Student's t); None for fewer than two paired seeds."""
         count = len(self.by_seed)
         if count < 2:
             return None
@@ -52,32 +51,28 @@ class PairedDifference:
 
     @property
     def beyond_test_noise(self) -> bool:
-        """Whether the difference is more than luck of the test images.
-
-        Where both answered the same images, the bootstrap over them says so; else it is more than twice its error from their number.
-        """
+        """Return True if the difference exceeds the random variation of the test images."""
+        # Predictions for the same images allow a bootstrap; otherwise the difference must exceed two standard errors.
         if self.images is not None:
             return self.images.low > 0
         return math.isnan(self.test_error) or self.difference > 2 * self.test_error
 
     @property
     def beyond_seed_noise(self) -> bool:
-        """Whether the interval over seeds leaves out zero."""
         return self.interval is not None and self.interval[0] > 0
 
     @property
     def verdict(self) -> str:
-        """A few words for a table."""
         if not self.beyond_test_noise:
             return "within the noise of the test sets"
         if self.interval is None:
             return ONE_SEED
-        return CLEAR if self.beyond_seed_noise else f"not settled by {len(self.by_seed)} seeds"
+        return CLEAR if self.beyond_seed_noise else f"inconclusive with {len(self.by_seed)} seeds"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One view in words: a title, sentences below it, and the best method against every other."""
+    """A title and sentences about one view, and the best method compared with every other."""
 
     view: str
     title: str
@@ -95,50 +90,52 @@ def paired_difference(runs: RunSet, view: str, ahead: MethodRow, behind: MethodR
 
 
 def lead(runs: RunSet, view: str) -> PairedDifference | None:
-    """The best method less the next one; None if there is nothing to compare."""
+    """Compare the best two methods; return None if fewer than two can be compared."""
     ranked = runs.ranked(view, runs.contenders(view))
     return paired_difference(runs, view, *ranked[:2]) if len(ranked) > 1 else None
 
 
 def verdict_of(runs: RunSet, view: str) -> Verdict | None:
-    """Who won in a view; None if nothing was scored in it."""
+    """Describe the result of a view; return None if it has no scores."""
     domains = runs.domains(view)
     if not domains:
         return None
     contenders = runs.ranked(view, runs.contenders(view))
     where = _where(view, domains, runs)
     if not contenders:
-        return Verdict(view, f"No finished run was scored {where}.", ["Below is how far the runs came."])
+        return Verdict(view, f"No finished run has scores {where}.", ["The tables show the intermediate scores."])
     best = contenders[0]
     references = [
-        f"{row.method} pools all data and so is a reference, no federated method: {percent(row.average(view, MEAN))} %."
+        f"{row.method} trains on the pooled data. It is a reference, not a federated method: {percent(row.average(view, MEAN))} %."
         for row in runs.rows
         if row.is_reference and row.finished and row not in contenders and row.finals(view, MEAN)
     ]
     if len(contenders) == 1:
         title = f"{best.method} reaches {percent(best.average(view, MEAN))} % {where}."
-        return Verdict(view, title, [*_only_one(best, view, domains), *references])
+        worst = min(domains, key=lambda domain: best.average(view, domain))
+        details = [f"Its worst domain is {worst} with {percent(best.average(view, worst))} %."] if len(domains) > 1 else []
+        alone = "There is no other method to compare it with. Add runs of other methods on the same data."
+        return Verdict(view, title, [*details, alone, *references])
     differences = [paired_difference(runs, view, best, other) for other in contenders[1:]]
-    sentences = [*_domains_won(view, domains, contenders), *_fairness(differences[0]), *_how_surely(differences[0])]
+    sentences = [*_domains_won(view, domains, contenders)]
+    if names := _unequal(differences[0]):
+        sentences.append(f"The two runs differ in {listed(names)}, so this does not compare the methods alone.")
+    sentences += _significance(differences[0])
     if len(differences) > 1:
-        picked = f"The best of {len(contenders)} was picked after seeing the scores"
-        sentences.append(f"{picked}; nothing here is corrected for that, so take small leads with care.")
+        sentences.append(
+            f"The best of {len(contenders)} methods was selected after seeing the scores, and the intervals are not corrected for "
+            "this. Treat small differences with caution."
+        )
     return Verdict(view, _title(differences[0], view, where), [*sentences, *references], differences)
 
 
 def _where(view: str, domains: Sequence[str], runs: RunSet) -> str:
     measure = "" if runs.measure == "accuracy" else f"{MEASURES[runs.measure]} "
-    trained = "the clients trained on" if view == "seen" else "nobody trained on"
+    trained = "the clients trained on" if view == "seen" else "held out of training"
     if len(domains) == 1:
         return f"{measure}on {domains[0]}" if view == "seen" else f"{measure}on {domains[0]}, a domain {trained}"
-    turns = ", each left out in turn" if runs.left_out else ""
+    turns = ", one at a time" if runs.left_out else ""
     return f"{measure}on average over {len(domains)} domains {trained}{turns}"
-
-
-def _only_one(best: MethodRow, view: str, domains: Sequence[str]) -> list[str]:
-    worst = min(domains, key=lambda domain: best.average(view, domain))
-    worst_domain = [f"Its worst domain is {worst} with {percent(best.average(view, worst))} %."] if len(domains) > 1 else []
-    return [*worst_domain, "There is nothing to compare it with: add runs of other methods on the same data."]
 
 
 def _title(first: PairedDifference, view: str, where: str) -> str:
@@ -148,24 +145,19 @@ def _title(first: PairedDifference, view: str, where: str) -> str:
     if first.verdict == CLEAR and not unequal:
         return f"{best} wins: {level} {where}, {more} points more than {other}."
     if first.verdict in (CLEAR, ONE_SEED):
-        but = "Not with the same settings, though." if unequal else "One seed only."
-        return f"{best} is ahead: {level} {where}, {more} points more than {other}. {but}"
+        caveat = "Their settings differ." if unequal else "There is only one seed."
+        return f"{best} is ahead: {level} {where}, {more} points more than {other}. {caveat}"
     if first.difference < EQUAL:
         return f"A tie: {best} and {other} both reach {level} {where}."
-    return f"No sure winner: {best} comes first with {level} {where}, {more} points above {other}."
+    return f"No clear winner: {best} ranks first with {level} {where}, {more} points above {other}."
 
 
 def _unequal(first: PairedDifference) -> list[str]:
-    """Settings in which two different methods were not run alike; a model that a method changed itself is none."""
+    """Return the settings that differ between two methods, except a model that one of them replaced itself."""
     one, other = first.ahead.first, first.behind.first
     if one.method == other.method:
         return []
     return [name for name in differing([one, other]) if name != "model" or one.settings["model"] != other.settings["model"]]
-
-
-def _fairness(first: PairedDifference) -> list[str]:
-    names = _unequal(first)
-    return [f"The two were not run with the same {listed(names)}, so this does not compare the methods alone."] if names else []
 
 
 def _domains_won(view: str, domains: Sequence[str], contenders: Sequence[MethodRow]) -> list[str]:
@@ -181,16 +173,18 @@ def _domains_won(view: str, domains: Sequence[str], contenders: Sequence[MethodR
     names = f" ({listed(won)})" if 0 < len(won) < len(domains) else ""
     tied = f", and shares the best score on {listed(shared)}" if shared else ""
     worst = max(contenders, key=lambda row: row.average(view, WORST))
-    also = "it also comes first" if worst is best else f"{worst.method} comes first"
-    judged = f"Judged by the worst domain, {also} with {percent(worst.average(view, WORST))} %."
-    return [f"{best.method} is best on {len(won)} of {len(domains)} domains{names}{tied}. {judged}"]
+    also = "it also ranks first" if worst is best else f"{worst.method} ranks first"
+    by_worst = f"By worst domain, {also} with {percent(worst.average(view, WORST))} %."
+    return [f"{best.method} is best on {len(won)} of {len(domains)} domains{names}{tied}. {by_worst}"]
 
 
-def _how_surely(first: PairedDifference) -> list[str]:
+def _significance(first: PairedDifference) -> list[str]:
     sentences = []
     if first.interval is None:
-        seeds = "One seed" if len(first.by_seed) == 1 else "The two share no seed, and unpaired runs"
-        sentences.append(f"{seeds} cannot say how much is luck of the seed: repeat with other seeds (--seed 1, --seed 2, ...).")
+        reason = "One seed does not" if len(first.by_seed) == 1 else "The methods have no seed in common, and unpaired runs do not"
+        sentences.append(
+            f"{reason} show how much the result varies between seeds. Repeat with more seeds (--seed 1, --seed 2, ...)."
+        )
     else:
         low, high = first.interval
         ahead = sum(value > 0 for value in first.by_seed)
@@ -198,42 +192,41 @@ def _how_surely(first: PairedDifference) -> list[str]:
         sentences.append(
             f"Over {count} paired seeds the difference is {points(average(first.by_seed), True)} ± {points(first.spread)} points "
             f"(mean ± standard deviation; ahead in {ahead} of {count}); its 95 % interval is {points(low, True)} to {points(high, True)}"
-            + (", which leaves out zero." if first.beyond_seed_noise else f", which holds zero: {count} seeds do not settle it.")
+            + (
+                ", which excludes zero."
+                if first.beyond_seed_noise
+                else f", which includes zero: {count} seeds are not enough to decide."
+            )
         )
     side = "beyond" if first.beyond_test_noise else "within"
     found = f"The difference of {100 * first.difference:.2f} points is {side} the noise of the test sets"
     if first.images is not None:
-        # The same images were answered, so their sizes alone would say less than the answers do.
-        sentences.append(f"{found}. {first.ahead.method} (first) against {first.behind.method} (second). {first.images.words}")
-        sentences += _other_test(first, first.images)
+        # Predictions for the same images are more informative than the test set sizes.
+        images = first.images
+        sentences.append(f"{found}. {first.ahead.method} (first) compared with {first.behind.method} (second): {images.summary}")
+        if (images.p_value < 0.05 and images.only_first > images.only_second) != first.beyond_test_noise:
+            sentences.append(
+                "McNemar's test disagrees with the bootstrap. The verdict follows the bootstrap, which averages over domains and seeds "
+                f"like the scores; McNemar's test pools the images of all domains for seed {images.seed}. Treat the lead with caution."
+            )
     elif not math.isnan(first.test_error):
-        sentences.append(f"{found}: from their sizes alone, two standard errors of it are {200 * first.test_error:.2f} points.")
+        sentences.append(f"{found}: given the test set sizes, two standard errors are {200 * first.test_error:.2f} points.")
     return sentences
 
 
-def _other_test(first: PairedDifference, images: ImageTest) -> list[str]:
-    """Why McNemar's test may say something else than the interval that the verdict is taken from."""
-    if (images.p_value < 0.05 and images.only_first > images.only_second) == first.beyond_test_noise:
-        return []
-    return [
-        f"The verdict is the bootstrap's, which averages domains and seeds as the scores do; McNemar's test counts the images of seed {images.seed}, "
-        "all domains together, and differs here: take the lead with care."
-    ]
-
-
 def notices(runs: RunSet) -> list[str]:
-    """What a reader must know before trusting a comparison."""
+    """Return caveats about the runs: incomplete runs, and differences in settings, seeds or test sets."""
     rows = runs.rows
     sentences = [sentence for row in rows for sentence in _about_runs(row)]
     firsts = [row.first for row in rows]
     for name in differing(firsts) if len({run.method for run in firsts}) > 1 else ():
-        # A method may well change the model it is given; only a model that was asked for is a difference of settings.
+        # A method may replace the model; only a different requested model is a difference in settings.
         if name != "model" or len({run.settings["model"] for run in firsts}) > 1:
             values = [f"{recipe(row.first).get(name)} for {row.method}" for row in rows]
-            sentences.append(f"Not the same settings: {name} is {listed(values)}.")
+            sentences.append(f"Settings differ: {name} is {listed(values)}.")
     if len({tuple(row.seeds) for row in rows if row.finished}) > 1:
         by_row = "; ".join(f"{row.method} has {listed(map(str, row.seeds))}" for row in rows)
-        sentences.append(f"Not the same seeds: {by_row}.")
+        sentences.append(f"Seeds differ: {by_row}.")
     sizes: dict[tuple[str, str], set[int]] = {}
     for run in runs.runs:
         for key, count in run.test_sizes.items():
@@ -251,30 +244,32 @@ def _about_runs(row: MethodRow) -> list[str]:
     for run in row.records:
         who, scored, clients = f"{row.method}, seed {run.seed}", run.scored_clients, run.document.get("data", {}).get("clients", 0)
         if run.settings["evaluate_clients"] and 0 < run.settings["evaluate_clients"] <= scored < clients:
-            sentences.append(f"{who}: {scored} of {clients} clients were scored, drawn by the seed.")
-        instead = "The checkpoint before it was read." if run.digest else "No checkpoint can be read, so no scores are shown."
+            sentences.append(f"{who}: {scored} of {clients} clients were scored, sampled with the seed.")
+        instead = (
+            "The report uses the checkpoint before it." if run.digest else "No checkpoint is readable, so there are no scores."
+        )
         sentences += [f"{complaint} {instead}" for complaint in run.complaints]
         if run.parts:
             sentences += _about_parts(who, run)
         elif not run.finished:
-            shown = "; its numbers are left out" if row.finished else ""
-            sentences.append(_unfinished(who, run, shown))
+            sentences.append(_unfinished(who, run, " Its scores are not shown." if row.finished else ""))
         elif run not in row.counted:
-            sentences.append(f"{run.path} repeats seed {run.seed} of {row.method}; only one run of a seed is counted.")
+            sentences.append(f"{run.path} repeats seed {run.seed} of {row.method}. Only one run per seed is used.")
         if run.finished and not run.parts and (outlier := run.last_round_warning(row.measure)):
             sentences.append(f"{who}: {outlier}")
     return sentences
 
 
-def _unfinished(who: str, run: RunRecord, shown: str = "") -> str:
-    resume = f"polyfed resume {shlex.quote(run.path)}"
-    return f"Unfinished: {who}, has come to round {run.reached} of {run.rounds}{shown}. Go on with it: {resume}"
+def _unfinished(who: str, run: RunRecord, consequence: str = "") -> str:
+    progress = f"Unfinished: {who}, stopped after round {run.reached} of {run.rounds}."
+    return f"{progress}{consequence} Resume it with: polyfed resume {shlex.quote(run.path)}"
 
 
 def _about_parts(who: str, run: RunRecord) -> list[str]:
-    """What is missing of a leave-one-out comparison."""
     unfinished = [part for part in run.parts if not part.finished]
     if run.finished or unfinished:
         return [] if run.finished else [_unfinished(f"{who}, without {part.settings['unseen'][0]}", part) for part in unfinished]
     scored = listed(part.settings["unseen"][0] for part in run.parts)
-    return [f"Incomplete: {who}, left out {scored} only; the other domains are missing, so it cannot win."]
+    return [
+        f"Incomplete: {who}, has only the runs without {scored}. Runs without the other domains are missing, so it is not ranked."
+    ]

@@ -1,4 +1,4 @@
-"""Numbers as texts, and values as JSON holds them. It imports nothing heavy: every command of the command line loads it."""
+"""Format numbers, names and JSON values, and list the kinds of named things, without heavy imports: every command loads this."""
 
 from __future__ import annotations
 
@@ -6,9 +6,23 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+KINDS = ("methods", "data", "models", "partitions", "losses")
+RECIPES = "recipes"
+EXPERIMENTS = "experiments"
+LISTS = {
+    "methods": "client and server algorithms; combine them with +",
+    "data": "data sets and image folders",
+    "models": "networks",
+    "partitions": "ways to split domains across clients",
+    "losses": "task losses",
+    RECIPES: "settings files, ready to run",
+    EXPERIMENTS: "published tables and figures to reproduce",
+}
+"""Every kind with its description."""
+
 
 def percent(value: float, error: float | None = None) -> str:
-    """A fraction as a percentage, with its error.
+    """Format a fraction as a percentage with its error.
 
     >>> percent(0.8314, 0.0123)
     '83.1 ±1.2'
@@ -17,23 +31,18 @@ def percent(value: float, error: float | None = None) -> str:
 
 
 def points(value: float, sign: bool = False) -> str:
-    """A difference of fractions in percentage points, without the unit."""
+    """Format a difference of fractions in percentage points, without the unit."""
     return (f"{100 * value:+.1f}" if sign else f"{100 * value:.1f}").replace("-", "−")
 
 
-def rounds_words(count: int) -> str:
-    """A number of rounds.
-
-    >>> rounds_words(1), rounds_words(20)
-    ('1 round', '20 rounds')
-    """
+def format_rounds(count: int) -> str:
     return f"{count} round{'s' * (count != 1)}"
 
 
-def byte_words(count: float) -> str:
-    """Bytes in the largest unit that keeps the number above 1, with three digits (1 MB is a million bytes).
+def format_bytes(count: float) -> str:
+    """Format bytes with three digits, in the largest unit that keeps the number above 1 (1 MB is a million bytes).
 
-    >>> byte_words(3_501_200)
+    >>> format_bytes(3_501_200)
     '3.50 MB'
     """
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -43,26 +52,24 @@ def byte_words(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def second_words(seconds: float) -> str:
-    """Seconds as a reader would say them."""
+def format_seconds(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names in a sentence."""
+    """Join names with commas and a final "and"."""
     found = list(names)
     return " and ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
 
 
 def capital(text: str) -> str:
-    """The text with a capital letter in front."""
     return text[:1].upper() + text[1:]
 
 
 def json_values(tree: Any) -> Any:
-    """The tree as JSON can hold it: what is not a finite number is null.
+    """Return the tree with NaN and infinite numbers as None, so that JSON can represent it.
 
     >>> json_values({"mean": float("nan"), "seeds": (0, 1)})
     {'mean': None, 'seeds': [0, 1]}

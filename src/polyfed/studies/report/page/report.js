@@ -1,4 +1,4 @@
-/* The report without this script shows the same tables and charts; with it, they can be sorted, switched, hidden and zoomed. */
+/* Makes tables sortable and charts interactive. Without this script, the report shows the same numbers in static tables and charts. */
 (() => {
   "use strict";
   const root = document.documentElement;
