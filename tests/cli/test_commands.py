@@ -22,7 +22,7 @@ def test_module_runs_as_a_command() -> None:
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     ended = subprocess.run([sys.executable, "-m", "polyfed", "run"], capture_output=True, text=True, env=environment, check=False)
     assert ended.returncode == 2
-    assert ended.stderr.startswith("polyfed: Name the data")
+    assert ended.stderr.startswith("polyfed: DATA is missing.")
 
 
 def test_run_prints_tables_and_json(polyfed: Command, images: Path) -> None:
@@ -85,7 +85,7 @@ def test_stopped_run_is_resumed_to_the_same_end(polyfed: Command, images: Path, 
     (tmp_path / "stop").touch()
     stopped = polyfed(*command, "--out", "stopped")
     assert (stopped.code, stopped.out) == (130, "")
-    assert stopped.err == "polyfed: stopped; go on with: polyfed resume stopped\n"
+    assert stopped.err == "polyfed: Stopped. Resume it with: polyfed resume stopped\n"
     (tmp_path / "stop").unlink()
     whole = polyfed(*command, "--out", "whole").json
     resumed = polyfed("resume", "stopped", "--json", "-q").json
@@ -163,7 +163,7 @@ def test_a_method_with_a_newcomer_of_its_own_says_that_the_choice_is_not_used(
 def test_what_a_data_set_or_setting_needs_is_said(polyfed: Command, tmp_path: Path, images: Path) -> None:
     says(polyfed("run", "pacs"), "pacs reads files", "--root DIR")
     says(polyfed("run", images, "--partition", "dirichlet"), "dirichlet requires", "=...")
-    says(polyfed("run", images, "--optimizer", "adam", "--momentum", "0.9"), "momentum is for sgd")
+    says(polyfed("run", images, "--optimizer", "adam", "--momentum", "0.9"), "--momentum works only with --optimizer sgd")
     (tmp_path / "pacs").mkdir()
     says(polyfed("run", "pacs"), "pacs reads files")
 
@@ -198,7 +198,7 @@ def test_show_says_numbers_as_numbers(polyfed: Command) -> None:
 def test_bad_input_gets_one_sentence(polyfed: Command, images: Path, tmp_path: Path) -> None:
     says(polyfed("run", images, "--method", "fedbm"), "fedbm", "Did you mean fedbn?")
     says(polyfed("run", images, "--method", "fedprox(nu=1)"), "nu", "Choose from: mu.")
-    says(polyfed("run", images, "--rounds", "-1"), "rounds must be at least 1, found -1")
+    says(polyfed("run", images, "--rounds", "-1"), "rounds must be at least 1, got -1")
     says(polyfed("run", images, "--rounds", "many"), "--rounds")
     says(polyfed("run", images, "--ronds", "3"), "--rounds")
     says(polyfed("run", images, "--set", "ronds=3"), "Did you mean rounds?")

@@ -165,13 +165,13 @@ def test_compare_loads_own_methods_and_resumes_what_was_stopped(polyfed: Command
     (tmp_path / "stop").touch()
     command = ("compare", images, "--methods", "fedbn; fedbn + stopper", "--load", "stopping.py", *SHORT, "-q", "--json")
     stopped = polyfed(*command)
-    assert stopped.code == 130 and "the same command goes on" in stopped.err
+    assert stopped.code == 130 and "Run the same command again to resume" in stopped.err
     (tmp_path / "stop").unlink()
     again = polyfed(*(word for word in command if word != "-q"))
     rows = again.json["methods"]
     assert rows[0]["accuracy"] == rows[1]["accuracy"]
     assert "fedbn + stopper, seed 0: accuracy: mean" in again.err and "resumed" in again.err
-    assert "1 of 2 runs were in runs/compare-pictures already and are used as they are." in again.err
+    assert "Reusing 1 of 2 runs from runs/compare-pictures." in again.err
 
 
 def test_rounds_that_follow_from_a_budget_are_told(polyfed: Command, images: Path) -> None:
@@ -268,7 +268,7 @@ def test_other_images_make_another_run(polyfed: Command, images: Path) -> None:
 def test_bad_comparisons_get_one_sentence(polyfed: Command, images: Path) -> None:
     says(polyfed("compare", images, "--methods", "fedavg; fedbm"), "Did you mean fedbn?")
     says(polyfed("compare", images, "--methods", " ; "), "names no method")
-    says(polyfed("compare", images, "--methods", "fedavg", "--seeds", "0"), "seeds must be at least 1, found 0.")
+    says(polyfed("compare", images, "--methods", "fedavg", "--seeds", "0"), "seeds must be at least 1, got 0.")
     says(polyfed("compare", images, "--methods", "fedavg", "--protocol", "loo"), "leave-one-out")
     says(polyfed("compare", images), "--methods")
     assert not Path("runs").exists()

@@ -63,7 +63,7 @@ def test_completion_is_shown_and_installed(polyfed: Command, tmp_path: Path, mon
         assert (tmp_path / file).read_text().strip() == shown.strip()
         assert startup is None or (tmp_path / startup).read_text().count("compinit; compinit") == 1
     monkeypatch.setenv("SHELL", "/bin/csh")
-    says(polyfed("--install-completion"), "no completion for the shell 'csh'")
+    says(polyfed("--install-completion"), "does not support the shell 'csh'")
 
 
 def test_the_last_method_of_a_text_is_completed() -> None:

@@ -73,26 +73,23 @@ def test_every_synonym_stands_for_something() -> None:
 
 def test_what_was_meant_is_suggested(polyfed: Command) -> None:
     for words, sentence in (
-        (["tain"], "There is no command 'tain'. To train, use polyfed run."),
-        (["train"], "There is no command 'train'. To train, use polyfed run."),
-        (["rnu"], "There is no command 'rnu'. Did you mean run?"),
-        (["Compare"], "There is no command 'Compare'. Did you mean compare?"),
-        (["xyzzy"], "There is no command 'xyzzy'. polyfed --help lists all."),
-        (["run", "--learning-rate", "1"], "There is no option --learning-rate. Did you mean --lr? See polyfed run --help."),
-        (["run", "--ruonds", "1"], "There is no option --ruonds. Did you mean --rounds? See polyfed run --help."),
-        (["run", "--batch_size", "1"], "There is no option --batch_size. Did you mean --batch-size? See polyfed run --help."),
-        (
-            ["run", "--dataset", "x"],
-            "There is no option --dataset. DATA is written without an option: polyfed run DATA. See polyfed run --help.",
-        ),
-        (["ls", "--xyzzy"], "There is no option --xyzzy. See polyfed ls --help."),
-        (["data", "chek"], "There is no command 'chek'. Did you mean check? See polyfed data --help."),
+        (["tain"], "Unknown command 'tain'. To train, use polyfed run."),
+        (["train"], "Unknown command 'train'. To train, use polyfed run."),
+        (["rnu"], "Unknown command 'rnu'. Did you mean run?"),
+        (["Compare"], "Unknown command 'Compare'. Did you mean compare?"),
+        (["xyzzy"], "Unknown command 'xyzzy'. Run polyfed --help for a list."),
+        (["run", "--learning-rate", "1"], "Unknown option --learning-rate. Did you mean --lr? See polyfed run --help."),
+        (["run", "--ruonds", "1"], "Unknown option --ruonds. Did you mean --rounds? See polyfed run --help."),
+        (["run", "--batch_size", "1"], "Unknown option --batch_size. Did you mean --batch-size? See polyfed run --help."),
+        (["run", "--dataset", "x"], "Unknown option --dataset. DATA is an argument: polyfed run DATA. See polyfed run --help."),
+        (["ls", "--xyzzy"], "Unknown option --xyzzy. See polyfed ls --help."),
+        (["data", "chek"], "Unknown command 'chek'. Did you mean check? See polyfed data --help."),
         (
             ["compare", "digits-mini", "--methods", "fedavg", "fedbn"],
             "Got unexpected extra argument (fedbn). Separate methods with ; and put them in quotes: "
             '--methods "fedavg; fedbn". See polyfed compare --help.',
         ),
-        (["ls", "methods", "all"], "Got unexpected extra argument (all). It takes [KIND]; put a text with spaces in quotes. See polyfed ls --help."),
+        (["ls", "methods", "all"], "Got unexpected extra argument (all). The command takes [KIND]. Put arguments with spaces in quotes. See polyfed ls --help."),
     ):  # fmt: skip
         ended = polyfed(*words)
         says(ended)
@@ -109,7 +106,7 @@ def test_ls_without_a_kind_lists_the_kinds(polyfed: Command) -> None:
     assert shown.code == 0
     for kind in ("methods", "data", "models", "partitions", "losses", "recipes", "experiments"):
         assert re.search(rf"^ {kind} ", shown.out, re.MULTILINE)
-    assert "polyfed ls KIND lists them; polyfed show NAME shows one in full." in shown.out
+    assert "Show details with polyfed show NAME." in shown.out
     assert polyfed("ls", "--json").json["kinds"][0] == "methods"
     assert polyfed("ls", "Losses").out == polyfed("ls", "losses").out
 
@@ -142,21 +139,20 @@ assert not heavy, heavy
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("Example") == 9 + ("deploy" in entries())
-    assert "A data set, or a folder root/<domain>/<class>/*." in ended.stdout
+    assert "Data set name, image folder root/<domain>/<class>/*, or table of images" in ended.stdout
 
 
 def test_a_command_whose_package_is_missing_is_not_listed_and_names_the_extra(
     polyfed: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = {entry.name: entry for entry in all_groups()["Deploy"]}
-    assert listed["serve"] == Entry(
-        "serve", "polyfed.cli.serve:serve", "Serve a recipe to nodes on other machines.", "flwr", "polyfed[flower]"
-    )
+    line = "Start a server and train with remote nodes."
+    assert listed["serve"] == Entry("serve", "polyfed.cli.serve:serve", line, "flwr", "polyfed[flower]")
     monkeypatch.setattr("polyfed.cli.commands.find_spec", lambda name: None)
-    assert list(entries())[-1] == "audit" and not re.search("serve|join|nodes|deploy", polyfed("--help").out)
+    assert list(entries())[-1] == "audit" and not re.search("│ (serve|join|nodes|deploy) ", polyfed("--help").out)
     for words in (["serve", "demo"], ["nodes", "list"], ["deploy", "--help"]):
         says(polyfed(*words), f"polyfed {words[0]} needs flwr. Install it with: pip install 'polyfed[flower]'")
-    says(polyfed("serv"), "There is no command 'serv'.")
+    says(polyfed("serv"), "Unknown command 'serv'.")
 
 
 def test_the_group_knows_commands_by_name() -> None:

@@ -115,7 +115,7 @@ def test_a_recipe_that_cannot_run_is_refused_before_anything_is_written(tmp_path
     for words, sentence in (
         (["--recipe", "demoo"], "Did you mean demo?"),
         (["--recipe", "demo", "--set", "method=fedbm"], "There is no method called 'fedbm'. Did you mean fedbn?"),
-        (["--recipe", "demo", "--set", "round=3"], "There is no setting 'round'. Did you mean rounds?"),
+        (["--recipe", "demo", "--set", "round=3"], "Unknown setting 'round'. Did you mean rounds?"),
     ):
         pytest.importorskip("flwr", reason=WITHOUT)
         code, said = run("deploy", "init", str(tmp_path / "app"), *words)
@@ -127,7 +127,7 @@ def test_a_run_without_settings_says_how_to_make_the_folder() -> None:
         settings_from({})
     with pytest.raises(SettingError, match="is not JSON"):
         settings_from({SETTINGS_KEY: "{"})
-    with pytest.raises(SettingError, match="There is no setting 'colour'"):
+    with pytest.raises(SettingError, match="Unknown setting 'colour'"):
         settings_from({SETTINGS_KEY: settings_text(Settings()).replace('"seed"', '"colour"')})
 
 

@@ -1,4 +1,4 @@
-"""``polyfed deploy``: a Flower app folder for a recipe."""
+"""``polyfed deploy``: files for a custom Flower deployment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from polyfed.cli.help import Group
-from polyfed.cli.options import argument, chosen_settings, example_text, shared
+from polyfed.cli.options import argument, example_text, resolve_settings, shared
 from polyfed.errors import SettingError
 
 if TYPE_CHECKING:
@@ -20,30 +20,32 @@ if TYPE_CHECKING:
 
 @click.group("deploy", cls=Group)
 def deploy() -> None:
-    """Run a recipe between machines, over Flower."""
+    """Create files for your own Flower deployment."""
 
 
 @deploy.command("init", epilog=example_text("polyfed deploy init trial/app --recipe demo --set rounds=5"))
-@argument("folder", "DIR", "Folder of the Flower app; made if it does not exist.")
-@click.option("--recipe", metavar="FILE|NAME", required=True, help="Recipe (polyfed ls recipes), or the run.toml of a run.")
+@argument("folder", "DIR", "Folder for the Flower app.")
+@click.option(
+    "--recipe", metavar="FILE|NAME", required=True, help="Recipe name (polyfed ls recipes), recipe file, or run.toml of a run."
+)
 @shared("set", "trust")
 def init(folder: str, recipe: str, changes: Sequence[str], trust: bool) -> None:
-    """Write a ready Flower app folder for a recipe; a file that exists is left as it is."""
+    """Create a Flower app folder for a recipe. Existing files are not overwritten."""
     from polyfed.flower.app import write_app
 
     for file in write_app(Path(folder), runnable_settings(recipe, changes, trust), recipe):
         print(file)
         if file.suffix == ".py":
             print(f"  SHA-256 {hashlib.sha256(file.read_bytes()).hexdigest()}: nodes run this file only if they list it.")
-    print("docs/own-superlink.md has the commands that start the server, the nodes and the run.")
+    print("To start the server, the nodes and the run, see docs/own-superlink.md.")
 
 
 def runnable_settings(recipe: str, changes: Sequence[str], trust: bool) -> Settings:
-    """Return the settings of a recipe; say now what server and nodes would only say when they start."""
+    """Return the settings of a recipe, checked for problems that would otherwise appear when the server or a node starts."""
     from polyfed.runs.training_defaults import with_declared_by_name
     from polyfed.studies.compare.recipes.checks import problems_of
 
-    settings = with_declared_by_name(chosen_settings(None, {}, changes, recipe, trust))
+    settings = with_declared_by_name(resolve_settings(None, {}, changes, recipe, trust))
     if problems := problems_of(settings):
         raise SettingError(f"{recipe}: {' '.join(problems)}")
     return settings

@@ -1,4 +1,4 @@
-"""``polyfed digest``: one hash over the final state of a run."""
+"""``polyfed digest``: a hash of the final state of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from polyfed.cli.output import print_json, warn
 @command("digest", "polyfed digest runs/digits-mini-fedbn-seed0")
 @shared("run", "json")
 def digest(path: str, as_json: bool) -> None:
-    """Print one hash over the state of the server and all clients; equal runs have equal hashes."""
+    """Print a hash of the final state of the server and all clients. Identical runs have identical hashes."""
     from polyfed.runs.folder.checkpoint import digest as digest_of
     from polyfed.runs.reopen import read_snapshot
 

@@ -1,4 +1,4 @@
-"""``polyfed evaluate``: score a run on its own data, or on other data."""
+"""``polyfed evaluate``: an evaluation of a run on its own or other data."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polyfed import api
-from polyfed.cli.options import REOPENED, argument, command, shared
-from polyfed.cli.output import View, console, listen, print_json, status, warn
+from polyfed.cli.options import REOPEN_OPTIONS, argument, command, shared
+from polyfed.cli.output import View, console, log_to_stderr, print_json, status, warn
 from polyfed.cli.run import print_scores
 from polyfed.cli.tables import print_table
 from polyfed.settings import FACTS
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     "polyfed evaluate runs/digits-mini-fedbn-seed0 my_digits/ --newcomer re-estimated",
 )
 @shared("run")
-@argument("data", "[DATA]", "Other data; domains the run does not know are unseen.", required=False)
-@click.option("--newcomer", help=f"Local layers of the newcomer: {', '.join(FACTS['newcomer'].choices)}, or all.")
-@click.option("--split", default="test", help="Images that seen clients are scored on: test or validation.")
-@click.option("--part", help="Images of other DATA's new domains that are scored: test (default), or all.")
-@click.option("--root", metavar="DIR", help="Folder of the files of DATA; without DATA, of the run's own data, if they moved.")
-@shared(*REOPENED, "wide", "explain", "json", "quiet")
+@argument("data", "[DATA]", "Other data to evaluate on. Domains that are new to the run count as unseen.", required=False)
+@click.option("--newcomer", help=f"How to build the local layers of a newcomer: {', '.join(FACTS['newcomer'].choices)}, or all.")
+@click.option("--split", default="test", help="Split to evaluate seen clients on: test or validation.")
+@click.option("--part", help="Split of the new domains in DATA to evaluate on: test (default) or all.")
+@click.option("--root", metavar="DIR", help="Folder with the files of DATA. Without DATA: the run's data folder, if it has moved.")
+@shared(*REOPEN_OPTIONS, "wide", "explain", "json", "quiet")
 def evaluate(path: str, data: str | None, wide: bool, explain: bool, as_json: bool, quiet: bool, **how: Any) -> None:
-    """Score a run: each seen client's own model, and the newcomer model on unseen domains."""
-    listen(quiet)
+    """Evaluate each client's model on its own domain, and the newcomer model on unseen domains."""
+    log_to_stderr(quiet)
     with status("Opening the run", quiet):
         found = api.evaluate(path, data, notify=warn, **how)
     if not quiet:
@@ -48,7 +48,8 @@ def _print(found: Evaluation, view: View) -> None:
     from polyfed.tasks.metrics import MEASURES
 
     summary, choices = found.summary, found.choices
-    title = f"{summary['method']} after {rounds_words(summary['rounds'])}, on {summary['data']}"
+    rounds = rounds_words(summary["rounds"])
+    title = f"{summary['method']} after {rounds}, on {summary['data']}"
     if len(choices) == 1:
         print_scores(summary, f"{title} (newcomer: {choices[0]})" if found.has_choice else title, view)
         return

@@ -1,4 +1,4 @@
-"""``polyfed export``: a trained model as a file for other programs."""
+"""``polyfed export``: a trained model in a file for other programs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from polyfed import api
 from polyfed.cli.options import command, flag, shared
-from polyfed.cli.output import listen, print_json, print_line, say, status, warn
+from polyfed.cli.output import log_to_stderr, print_json, print_line, print_text, status, warn
 from polyfed.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     "polyfed export runs/digits-mini-fedbn-seed0 --client pen --to pt2",
 )
 @shared("run")
-@click.option("--to", metavar="FORM", default="onnx", help="onnx, pt2 (torch.export) or safetensors.")
-@click.option("--out", "-o", metavar="FILE", help="The file; default: the run's name with .onnx, .pt2, ...")
-@click.option("--client", metavar="ID", help="This client's own model; default: the one model of all.")
-@flag("--newcomer", help="The model for somebody new, with local layers averaged.")
-@flag("--fold", help="Turn standardised convolutions and batch norms into plain convolutions.")
-@shared("load elsewhere", "model again", "trust", "json", "quiet")
+@click.option("--to", metavar="FORMAT", default="onnx", help="Format: onnx, pt2 (torch.export) or safetensors.")
+@click.option("--out", "-o", metavar="FILE", help="File to write. Default: the name of the run with the suffix of the format.")
+@click.option("--client", metavar="ID", help="Export this client's model. Default: the global model, if there is only one.")
+@flag("--newcomer", help="Export the model for a newcomer, with averaged local layers.")
+@flag("--fold", help="Fold standardised convolutions and batch norms into plain convolutions.")
+@shared("moved load", "override model", "trust", "json", "quiet")
 def export(path: str, to: str, out: str | None, as_json: bool, quiet: bool, **how: Any) -> None:
-    """Write a trained model to a file that other programs run; its answers are compared with the model's first."""
-    listen(quiet)
+    """Export a trained model for use without polyfed. The exported outputs are verified against the original model."""
+    log_to_stderr(quiet)
     with status("Exporting", quiet):
         found = api.export(path, to, out, notify=warn, **how)
     if not quiet:
@@ -58,6 +58,6 @@ def _print(found: Exported) -> None:
     print_table(title, ("model", "size", "ms per image"), rows, numbers=("size", "ms per image"))
     if found.folded is not None:
         left = f"; not folded: {', '.join(found.folded.left)}" if found.folded.left else ""
-        say(f"folded: {found.folded.standardised} standardised convolutions, {found.folded.norms} batch norms{left}")
-    say(f"logits differ by {found.difference:.1e} of the largest; times are medians of one image on one thread")
+        print_text(f"folded: {found.folded.standardised} standardised convolutions, {found.folded.norms} batch norms{left}")
+    print_text(f"largest relative difference of the logits: {found.difference:.1e}; times are medians for one image on one thread")
     print_line(f"file: {found.path}")

@@ -1,4 +1,4 @@
-"""``polyfed info``: versions, cores, devices and folders, for bug reports."""
+"""``polyfed info``: the environment, for bug reports."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ PACKAGES = ("polyfed", "torch", "torchvision", "numpy", "click", "rich", "flwr",
 @command("info", "polyfed info --json")
 @shared("json")
 def info(as_json: bool) -> None:
-    """Print versions, cores, devices and folders; put it into a bug report. Nothing is sent anywhere."""
-    found = _facts()
+    """Print versions, cores, devices and folders, for bug reports. Sends nothing."""
+    found = _collect()
     if as_json:
         print_json(found)
     else:
         print_pairs("", found.pop("versions") | found)
 
 
-def _facts() -> dict[str, Any]:
+def _collect() -> dict[str, Any]:
     import torch
 
     from polyfed.data.store.cache import cache_folder
 
-    devices = ["cpu", *(f"cuda:{place} ({torch.cuda.get_device_name(place)})" for place in range(torch.cuda.device_count()))]
+    devices = ["cpu", *(f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(torch.cuda.device_count()))]
     devices += ["mps"] if torch.backends.mps.is_available() else []
     return {
-        "versions": {name: _installed(name) for name in PACKAGES},
+        "versions": {name: _version(name) for name in PACKAGES},
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": platform.platform(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -44,7 +44,7 @@ def _facts() -> dict[str, Any]:
     }
 
 
-def _installed(package: str) -> str:
+def _version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""``polyfed predict``: what a run says of image files."""
+"""``polyfed predict``: predictions for image files."""
 
 from __future__ import annotations
 
@@ -8,21 +8,27 @@ import click
 
 from polyfed import api
 from polyfed.cli.guard import BAD_INPUT
-from polyfed.cli.options import REOPENED, argument, command, shared
-from polyfed.cli.output import listen, print_json, status, warn
+from polyfed.cli.options import REOPEN_OPTIONS, argument, command, shared
+from polyfed.cli.output import log_to_stderr, print_json, status, warn
 from polyfed.cli.tables import print_table
 from polyfed.settings import FACTS
 
 
 @command("predict", "polyfed predict runs/digits-mini-fedbn-seed0 seven.png --client pen")
 @shared("run")
-@argument("images", "IMAGES...", "Image files, or folders of them.", nargs=-1, required=True)
-@click.option("--client", metavar="ID", help="Use this client's own model; default: the newcomer's.")
-@click.option("--newcomer", help=f"Local layers of the newcomer: {', '.join(FACTS['newcomer'].choices)}; default: the run's own.")
-@shared(*REOPENED, "json", "quiet")
+@argument("images", "IMAGES...", "Image files, or folders that contain images.", nargs=-1, required=True)
+@click.option("--client", metavar="ID", help="Use this client's model. Default: the newcomer model.")
+@click.option(
+    "--newcomer",
+    help=f"{FACTS['newcomer'].doc} Default: as in the run.",
+)
+@shared(*REOPEN_OPTIONS, "json", "quiet")
 def predict(path: str, images: tuple[str, ...], client: str | None, as_json: bool, quiet: bool, **how: Any) -> None:
-    """Say the class and its probability for each image (or what the task has: labels, numbers, shares of pixels); images are read as the run's own were."""
-    listen(quiet)
+    """Predict the class and probability of each image (or labels, values or pixel fractions, depending on the task).
+
+    Images are preprocessed as in the run.
+    """
+    log_to_stderr(quiet)
     with status("Opening the run", quiet):
         found = api.predict(path, images, client=client, notify=warn, **how)
     for problem in found.unreadable:

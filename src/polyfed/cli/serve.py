@@ -1,4 +1,4 @@
-"""``polyfed serve``: a server for nodes on other machines, in one command."""
+"""``polyfed serve``: a server for nodes on other machines."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import click
 
 from polyfed.cli.completion import complete
 from polyfed.cli.deploy import runnable_settings
-from polyfed.cli.options import argument, command, flag, several, shared
-from polyfed.cli.output import print_at_once
+from polyfed.cli.options import argument, command, flag, repeatable, shared
+from polyfed.cli.output import print_now
 from polyfed.errors import SettingError
 from polyfed.text import literal_or_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-server_folder = click.option("--folder", metavar="DIR", default="polyfed-server", help="Folder of the server.")
+server_folder = click.option("--folder", metavar="DIR", default="polyfed-server", help="Server folder.")
 
 
 @command("serve", "polyfed serve demo --host fl.example.org --nodes 3 --set method=fedbn")
-@argument("recipe", "RECIPE", "Recipe by name or file (polyfed ls recipes).", shell_complete=complete("recipes"))
-@click.option("--host", metavar="NAME", required=True, help="Name or address by which nodes reach this machine.")
-@click.option("--nodes", metavar="N", type=int, required=True, help="How many nodes the run waits for; each gets a kit.")
+@argument("recipe", "RECIPE", "Recipe name (polyfed ls recipes) or file.", shell_complete=complete("recipes"))
+@click.option("--host", metavar="NAME", required=True, help="Host name or IP address that nodes connect to.")
+@click.option("--nodes", metavar="N", type=int, required=True, help="Number of nodes to wait for. Writes one kit per node.")
 @shared("set")
 @server_folder
-@click.option("--port", metavar="N", type=int, default=8443, help="Port that nodes reach.")
-@click.option("--listen", metavar="ADDRESS", default="0.0.0.0", help="Address of this machine to listen on.")
-@flag("--newcomer", help="At the end, ask nodes for layers that stay local, for a newcomer's model.")
-@several("--run-config", metavar="KEY=VALUE", help="Such as patience=240 (docs/deploy.md); may be repeated.")
+@click.option("--port", metavar="N", type=int, default=8443, help="Port that nodes connect to.")
+@click.option("--listen", metavar="ADDRESS", default="0.0.0.0", help="IP address to listen on.")
+@flag("--newcomer", help="After training, collect the nodes' local layers once to build a newcomer model.")
+@repeatable("--run-config", metavar="KEY=VALUE", help="Run configuration, such as patience=240; repeatable. See docs/deploy.md.")
 @shared("trust")
-@click.option("--write-units", metavar="DIR", help="Start nothing: write a systemd unit and a compose file for this command.")
+@click.option("--write-units", metavar="DIR", help="Write a systemd unit and a compose file for this command, and exit.")
 def serve(
     recipe: str,
     host: str,
@@ -46,7 +46,7 @@ def serve(
     trust: bool,
     write_units: str | None,
 ) -> None:
-    """Serve a recipe to nodes on other machines: makes certificates and kits, waits for the nodes, trains, and ends with the run."""
+    """Start a server: create certificates and kits, wait for the nodes, train, and exit."""
     settings = runnable_settings(recipe, changes, trust)
     from polyfed.flower.serve.serve import Failed, Wanted
     from polyfed.flower.serve.serve import serve as run_server
@@ -60,27 +60,27 @@ def serve(
             print(file)
         return
     try:
-        raise click.exceptions.Exit(run_server(wanted, print_at_once))
+        raise click.exceptions.Exit(run_server(wanted, print_now))
     except Failed as error:
-        print_at_once(f"polyfed: {error}", error=True)
+        print_now(f"polyfed: {error}", error=True)
         raise click.exceptions.Exit(1) from error
 
 
 def words_without(option: str) -> list[str]:
-    """Return the words of this command, without an option and its value."""
+    """Return the arguments of this command without an option and its value."""
     words = sys.argv[1:]
     while option in words:
-        at = words.index(option)
-        del words[at : at + 2]
+        index = words.index(option)
+        del words[index : index + 2]
     return [word for word in words if not word.startswith(f"{option}=")]
 
 
 def _read_config(text: str) -> tuple[str, Any]:
-    """Read ``key=value`` of a run's configuration; Flower knows no integer where a number may have a fraction."""
+    """Parse ``key=value``. Integers become floats except for ``min-nodes``, since Flower checks the types."""
     key, equals, written = text.partition("=")
     name = key.strip()
     if not equals or not name:
-        raise SettingError(f"--run-config takes key=value, found {text!r}.")
+        raise SettingError(f"--run-config must be key=value, got {text!r}.")
     if written in ("true", "false"):
         return name, written == "true"
     value = literal_or_text(written)

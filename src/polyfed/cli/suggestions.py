@@ -1,4 +1,4 @@
-"""What an unknown command or option probably meant: the nearest of ours, or what it is called here."""
+"""Suggestions for unknown commands and options: the nearest name, or the name of a synonym."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SYNONYMS = _by_word(
         "join": "client",
     }
 )
-"""What commands are called elsewhere."""
+"""Names of commands in other tools."""
 OPTION_SYNONYMS = _by_word(
     {
         "lr": "learning-rate",
@@ -51,42 +51,42 @@ OPTION_SYNONYMS = _by_word(
         "quiet": "silent",
     }
 )
-"""What options are called elsewhere."""
-ALSO_ARGUMENTS = {"data": "DATA", "dataset": "DATA", "run": "RUN"}
-"""What is no option here, but an argument."""
+"""Names of options in other tools."""
+ARGUMENTS = {"data": "DATA", "dataset": "DATA", "run": "RUN"}
+"""Arguments that users may type as options."""
 TWO_METHODS = 'Separate methods with ; and put them in quotes: --methods "fedavg; fedbn".'
 
 
 def command_suggestion(typed: str, known: Collection[str]) -> str:
-    """Return what to type instead of an unknown command.
+    """Suggest a command instead of an unknown one.
 
     >>> [command_suggestion(typed, ["run", "compare"]) for typed in ("tain", "rnu", "xyzzy")]
-    ['To train, use polyfed run.', 'Did you mean run?', 'polyfed --help lists all.']
+    ['To train, use polyfed run.', 'Did you mean run?', 'Run polyfed --help for a list.']
     """
     found = _closest(_plain(typed), [*known, *SYNONYMS])
     if found is None:
-        return "polyfed --help lists all."
+        return "Run polyfed --help for a list."
     return f"Did you mean {found}?" if found in known else f"To {found}, use polyfed {SYNONYMS[found]}."
 
 
 def option_suggestion(typed: str, ctx: Any) -> str:
-    """Return what to type instead of an unknown option of the command that was called."""
+    """Suggest an option instead of an unknown one, or return an empty string."""
     params = ctx.command.get_params(ctx)
     known = [option[2:] for param in params for option in (*param.opts, *param.secondary_opts) if option.startswith("--")]
     word = _plain(typed)
-    place = ALSO_ARGUMENTS.get(word)
-    if place is not None and any(place in argument for argument in _arguments(ctx)):
-        return f"{place} is written without an option: {ctx.command_path} {place}."
-    there = {name: ours for name, ours in OPTION_SYNONYMS.items() if ours in known}
-    found = _closest(word, [*known, *there])
-    return f"Did you mean --{there.get(found, found)}?" if found else ""
+    argument = ARGUMENTS.get(word)
+    if argument is not None and any(argument in each for each in _arguments(ctx)):
+        return f"{argument} is an argument: {ctx.command_path} {argument}."
+    synonyms = {name: option for name, option in OPTION_SYNONYMS.items() if option in known}
+    found = _closest(word, [*known, *synonyms])
+    return f"Did you mean --{synonyms.get(found, found)}?" if found else ""
 
 
 def extra_argument_suggestion(ctx: Any) -> str:
-    """Return what to do about more arguments than the command takes: perhaps they are methods."""
+    """Suggest what to do about extra arguments."""
     if any(param.name == "methods" for param in ctx.command.params):
         return TWO_METHODS
-    return f"It takes {' '.join(_arguments(ctx)) or 'no arguments'}; put a text with spaces in quotes."
+    return f"The command takes {' '.join(_arguments(ctx)) or 'no arguments'}. Put arguments with spaces in quotes."
 
 
 def _arguments(ctx: Any) -> list[str]:

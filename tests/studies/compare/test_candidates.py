@@ -50,7 +50,7 @@ def test_all_ways_of_writing_say_the_same() -> None:
     ("given", "words"),
     [
         ("fedavg with", "no setting after 'with'"),
-        ("fedavg with lr", "takes key=value"),
+        ("fedavg with lr", "must be key=value"),
         ("fedavg with lrr=1", "Did you mean lr"),
         ("fedavg with rounds=3", "the length of a run is the same for all"),
         ("fedavg with data=pacs", "no setting of training"),
@@ -106,7 +106,7 @@ def test_a_recipe_names_methods_with_settings_of_their_own(tmp_path: Path, polyf
     [
         ('"fedbn" = { lrr = 0.2 }', "Did you mean lr"),
         ('"fedbn" = { rounds = 2 }', "the same for all"),
-        ('"fedbn" = { lr = "fast" }', "lr takes a number"),
+        ('"fedbn" = { lr = "fast" }', "lr must be a number"),
         ('"fedbn" = 3', "takes a table of settings"),
     ],
 )
