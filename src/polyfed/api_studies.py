@@ -135,10 +135,7 @@ def sweep(
 
 
 def doctor(
-    data: Any = "digits-mini",
-    model: ModelSpec = None,
-    notify: Callable[[str], None] | None = None,
-    **settings: Any,
+    data: Any = "digits-mini", model: ModelSpec = None, notify: Callable[[str], None] | None = None, **settings: Any
 ) -> Diagnosis:
     """Diagnose whether shared batch norm will hurt a federation, and recommend a method.
 

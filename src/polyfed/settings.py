@@ -72,10 +72,7 @@ class Settings:
         UnsetRate(0.05), "Client learning rate, unless the data set or model declares another.", "Training", "training", minimum=0
     )
     schedule: str = setting(
-        "constant",
-        "Learning rate schedule: constant, cosine, or steps(at=(0.5, 0.75), factor=0.1).",
-        "Training",
-        "training",
+        "constant", "Learning rate schedule: constant, cosine, or steps(at=(0.5, 0.75), factor=0.1).", "Training", "training"
     )
     optimizer: str = setting(
         UnsetName("sgd"),

@@ -51,10 +51,7 @@ def test_names_are_completed() -> None:
 
 def test_completion_is_shown_and_installed(polyfed: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    for shell, file, startup in (
-        ("zsh", ".zfunc/_polyfed", ".zshrc"),
-        ("fish", ".config/fish/completions/polyfed.fish", None),
-    ):
+    for shell, file, startup in (("zsh", ".zfunc/_polyfed", ".zshrc"), ("fish", ".config/fish/completions/polyfed.fish", None)):
         monkeypatch.setenv("SHELL", f"/bin/{shell}")
         shown = polyfed("--show-completion").out
         assert f"_POLYFED_COMPLETE={shell}_complete" in shown

@@ -11,10 +11,10 @@ import pytest
 
 from helpers.command_line import Command, says
 from helpers.paths import SOURCE
-from polyfed.cli.commands import Entry, all_groups, entries, imported
+from polyfed.cli.commands import COMMANDS, entries, imported
+from polyfed.cli.guard import OPTION_SYNONYMS, SYNONYMS
 from polyfed.cli.help import GROUPS
 from polyfed.cli.main import app
-from polyfed.cli.suggestions import OPTION_SYNONYMS, SYNONYMS
 from polyfed.settings import FACTS
 
 MANY = ("run", "compare", "sweep")
@@ -35,7 +35,7 @@ def every_command() -> list[tuple[str, ...]]:
 def test_help_lists_every_command_in_its_group_on_one_line(polyfed: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     shown = polyfed("--help").out
-    for group, listed in all_groups().items():
+    for group, listed in COMMANDS.items():
         panel = shown[shown.index(f"─ {group} ─") :]
         for entry in filter(lambda entry: entry.is_available, listed):
             assert re.search(rf"^│ {entry.name} +{re.escape(entry.line)} +│$", panel, re.MULTILINE), entry.name
@@ -65,7 +65,7 @@ def test_help_all_has_every_setting_in_its_group(polyfed: Command) -> None:
 
 
 def test_every_synonym_stands_for_something() -> None:
-    names = {entry.name for group in all_groups().values() for entry in group}
+    names = {entry.name for group in COMMANDS.values() for entry in group}
     assert set(SYNONYMS.values()) <= names and not set(SYNONYMS) & names
     known = {option for name in entries() for param in imported(entries()[name]).params for option in param.opts}
     assert {f"--{ours}" for ours in OPTION_SYNONYMS.values()} <= known
@@ -145,9 +145,6 @@ assert not heavy, heavy
 def test_a_command_whose_package_is_missing_is_not_listed_and_names_the_extra(
     polyfed: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed = {entry.name: entry for entry in all_groups()["Deploy"]}
-    line = "Start a server and train with remote nodes."
-    assert listed["serve"] == Entry("serve", "polyfed.cli.serve:serve", line, "flwr", "polyfed[flower]")
     monkeypatch.setattr("polyfed.cli.commands.find_spec", lambda name: None)
     assert list(entries())[-1] == "audit" and not re.search("│ (serve|join|nodes|deploy) ", polyfed("--help").out)
     for words in (["serve", "demo"], ["nodes", "list"], ["deploy", "--help"]):

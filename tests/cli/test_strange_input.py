@@ -278,12 +278,7 @@ def strange_images(examples: int, folder: Path) -> None:
     each()
 
 
-KINDS = {
-    "options": strange_options,
-    "recipes": strange_recipes,
-    "folders": strange_folders,
-    "images": strange_images,
-}
+KINDS = {"options": strange_options, "recipes": strange_recipes, "folders": strange_folders, "images": strange_images}
 
 
 @pytest.mark.parametrize("kind", KINDS)

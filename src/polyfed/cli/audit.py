@@ -101,11 +101,7 @@ def _print_leakage(found: dict[str, Any]) -> None:
 
 @audit.command("inversion", epilog=example_text("polyfed audit inversion digits-mini --images 2 -o inversion.png"))
 @argument("data", "DATA", "Data set name, or image folder root/<domain>/<class>/*.")
-@click.option(
-    "--methods",
-    default="fedavg; fedavg + group_norm; fedwon",
-    help="Methods to attack, separated by semicolons.",
-)
+@click.option("--methods", default="fedavg; fedavg + group_norm; fedwon", help="Methods to attack, separated by semicolons.")
 @click.option("--images", type=click.IntRange(min=1), default=2, help="Number of images in the batch.")
 @click.option("--steps", type=click.IntRange(min=1), default=300, help="Number of optimization steps.")
 @click.option("--root", metavar="DIR", help="Folder with the data set files.")

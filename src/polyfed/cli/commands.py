@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import functools
 import importlib
-import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 
 import click
 
-from polyfed.cli.guard import Guarded
+from polyfed.cli.guard import Guarded, command_suggestion
 from polyfed.cli.help import help_text, option_rows
 from polyfed.errors import MissingExtra
-
-ENTRY_POINTS = "polyfed.commands"
-"""Entry points of modules with more commands, such as ``polyfed.flower.commands``."""
 
 
 @dataclass(frozen=True)
@@ -26,22 +22,20 @@ class Entry:
         name: Name of the command.
         home: Location of the command, as ``module:function``.
         line: Line in ``polyfed --help``.
-        package: Required package. The command is not listed without it.
-        install: Requirement that installs the package.
+        needs_flower: The command is listed only if Flower is installed.
     """
 
     name: str
     home: str
     line: str
-    package: str = ""
-    install: str = ""
+    needs_flower: bool = False
 
     @property
     def is_available(self) -> bool:
-        return not self.package or find_spec(self.package) is not None
+        return not self.needs_flower or find_spec("flwr") is not None
 
 
-GROUPS: dict[str, tuple[Entry, ...]] = {
+COMMANDS: dict[str, tuple[Entry, ...]] = {
     "Train and compare": (
         Entry("run", "polyfed.cli.run:run", "Train one method."),
         Entry("compare", "polyfed.cli.compare:compare", "Train and compare several methods."),
@@ -49,47 +43,36 @@ GROUPS: dict[str, tuple[Entry, ...]] = {
         Entry("doctor", "polyfed.cli.doctor:doctor", "Diagnose batch-norm problems and recommend a method."),
         Entry("reproduce", "polyfed.cli.reproduce:reproduce", "Reproduce a table or figure from a paper."),
         Entry("resume", "polyfed.cli.run:resume", "Resume an interrupted run."),
-        Entry("watch", "polyfed.cli.watch:watch", "Show the progress of runs."),
+        Entry("watch", "polyfed.cli.report:watch", "Show the progress of runs."),
     ),
     "Use trained models": (
         Entry("report", "polyfed.cli.report:report", "Write an HTML report: best method, confidence, costs."),
-        Entry("analyse", "polyfed.cli.analyse:analyse", "Analyse why a method works, with figures and tables."),
+        Entry("analyse", "polyfed.cli.report:analyse", "Analyse why a method works, with figures and tables."),
         Entry("evaluate", "polyfed.cli.evaluate:evaluate", "Evaluate a run on its own or other data."),
-        Entry("predict", "polyfed.cli.predict:predict", "Predict the classes of images."),
-        Entry("export", "polyfed.cli.export:export", "Export a model to onnx, pt2 or safetensors."),
+        Entry("predict", "polyfed.cli.evaluate:predict", "Predict the classes of images."),
+        Entry("export", "polyfed.cli.evaluate:export", "Export a model to onnx, pt2 or safetensors."),
         Entry("inspect", "polyfed.cli.inspect:inspect", "Show the contents of a run folder without running its code."),
-        Entry("digest", "polyfed.cli.digest:digest", "Print a hash of the final state of a run."),
+        Entry("digest", "polyfed.cli.inspect:digest", "Print a hash of the final state of a run."),
     ),
     "Look up": (
         Entry("ls", "polyfed.cli.browse:ls", "List methods, data sets, models, recipes and more."),
         Entry("show", "polyfed.cli.browse:show", "Show details of a method, data set, model or recipe."),
         Entry("data", "polyfed.cli.data:data", "Download, check and pack data sets."),
-        Entry("info", "polyfed.cli.info:info", "Print version and hardware information for bug reports."),
+        Entry("info", "polyfed.cli.inspect:info", "Print version and hardware information for bug reports."),
     ),
-    "Deploy": (Entry("audit", "polyfed.cli.audit:audit", "Verify audit logs; measure privacy leakage."),),
+    "Deploy": (
+        Entry("serve", "polyfed.cli.deploy:serve", "Start a server and train with remote nodes.", needs_flower=True),
+        Entry("join", "polyfed.cli.deploy:join", "Start a node and join a server.", needs_flower=True),
+        Entry("nodes", "polyfed.cli.deploy:nodes", "List, revoke and renew the nodes of a server.", needs_flower=True),
+        Entry("deploy", "polyfed.cli.deploy:deploy", "Create files for your own Flower deployment.", needs_flower=True),
+        Entry("audit", "polyfed.cli.audit:audit", "Verify audit logs; measure privacy leakage."),
+    ),
 }
-
-
-@functools.cache
-def all_groups() -> dict[str, list[Entry]]:
-    """Return all commands by group, including those whose package is missing. Commands from entry points come first."""
-    from importlib.metadata import entry_points
-
-    found = {title: list(group) for title, group in GROUPS.items()}
-    for point in entry_points(group=ENTRY_POINTS):
-        try:
-            module = point.load()
-        except Exception as error:  # a broken third-party package must not break the help
-            print(f"polyfed: warning: Cannot import commands from {point.value}: {error}", file=sys.stderr)
-            continue
-        added = [Entry(name, home, line, module.PACKAGE, module.INSTALL) for name, home, line in module.COMMANDS]
-        found[module.GROUP] = added + found.get(module.GROUP, [])
-    return found
 
 
 def entries() -> dict[str, Entry]:
     """Return the available commands by name, in the order of the help."""
-    return {entry.name: entry for group in all_groups().values() for entry in group if entry.is_available}
+    return {entry.name: entry for group in COMMANDS.values() for entry in group if entry.is_available}
 
 
 @functools.cache
@@ -107,25 +90,17 @@ class AllCommands(Guarded):
         return list(entries())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        # Entry points are read only if necessary, because reading them is slow.
-        for groups in (lambda: GROUPS, all_groups):
-            known = next((entry for group in groups().values() for entry in group if entry.name == cmd_name), None)
-            if known is not None:
-                if not known.is_available and ctx.resilient_parsing:
-                    return None
-                if not known.is_available:
-                    raise MissingExtra(f"polyfed {cmd_name} needs {known.package}. Install it with: pip install '{known.install}'")
-                return imported(known)
-        return None
+        known = next((entry for group in COMMANDS.values() for entry in group if entry.name == cmd_name), None)
+        if known is None or (ctx.resilient_parsing and not known.is_available):
+            return None
+        if not known.is_available:
+            raise MissingExtra(f"polyfed {cmd_name} needs flwr. Install it with: pip install 'polyfed[flower]'")
+        return imported(known)
 
     def get_help(self, ctx: click.Context) -> str:
-        commands = {
-            title: [(entry.name, entry.line) for entry in group if entry.is_available] for title, group in all_groups().items()
-        }
+        commands = {title: [(entry.name, entry.line) for entry in group if entry.is_available] for title, group in COMMANDS.items()}
         options = [(name, words) for name, _, words in option_rows(self.get_params(ctx), ctx)]
         return help_text(self, ctx, {**commands, "Options": options})
 
     def unknown(self, typed: str) -> str:
-        from polyfed.cli.suggestions import command_suggestion
-
         return command_suggestion(typed, entries())

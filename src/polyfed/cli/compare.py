@@ -63,9 +63,6 @@ def compare(
     seeds: int,
     protocol: str,
     out: str | None,
-    recipe: str | None,
-    changes: Sequence[str],
-    trust: bool,
     track: Sequence[str],
     costs: bool | None,
     estimate: bool,
@@ -80,9 +77,9 @@ def compare(
 
     log_to_stderr(quiet)
     view = View(wide, explain)
-    chosen = resolve_values(values, recipe, changes, trust)
+    chosen = resolve_values(**values)
     chosen.pop("method", None)  # the method of the recipe, replaced by the compared methods
-    compared = resolve_methods(methods, recipe)
+    compared = resolve_methods(methods, values["recipe"])
     if costs:
         _require_reference(compared, chosen.get("load", ()))
     if estimate:

@@ -11,8 +11,6 @@ from polyfed.cli.output import View, console, log_to_stderr, print_footnotes, pr
 from polyfed.cli.tables import print_table, styled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from polyfed.cli.tables import Cell
     from polyfed.studies.doctor import Diagnosis, Finding
 
@@ -25,22 +23,13 @@ if TYPE_CHECKING:
 )
 @shared("data", "recipe", "set", "trust", "wide", "explain", "json", "quiet")
 @settings_except("data", "method")
-def doctor(
-    recipe: str | None,
-    changes: Sequence[str],
-    trust: bool,
-    wide: bool,
-    explain: bool,
-    as_json: bool,
-    quiet: bool,
-    **values: Any,
-) -> None:
+def doctor(wide: bool, explain: bool, as_json: bool, quiet: bool, **values: Any) -> None:
     """Diagnose from a few training steps per client whether shared batch norm will hurt, and recommend a method.
 
     Reads no test images.
     """
     log_to_stderr(quiet)
-    chosen = resolve_values(values, recipe, changes, trust)
+    chosen = resolve_values(**values)
     chosen.pop("method", None)  # the doctor trains no method
     with status("Reading data", quiet) as shown, stoppable("No files were written."):
         found = api.doctor(**chosen, notify=shown.update if shown else None)

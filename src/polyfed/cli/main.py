@@ -24,13 +24,9 @@ from polyfed.runs.malloc import keep_freed_pages
 def app(context: click.Context, debug: bool, version: bool, install_completion: bool, show_completion: bool) -> None:
     """Compare, train and deploy federated learning methods across domains."""
     if version:
-        from importlib.metadata import PackageNotFoundError
-        from importlib.metadata import version as installed_version
+        from polyfed.cli.inspect import installed_version
 
-        try:
-            print(installed_version("polyfed"))
-        except PackageNotFoundError:
-            print("not installed")
+        print(installed_version("polyfed"))
     elif install_completion or show_completion:
         from polyfed.cli.completion import completion_script, install
 

@@ -63,11 +63,7 @@ SHARED: Mapping[str, Decorator[Any]] = {
     ),
     "load": repeatable("--load", metavar="FILE", help="Python file with custom methods; repeatable."),
     "data root": click.option(
-        "--root",
-        metavar="DIR",
-        envvar="POLYFED_DATA",
-        show_envvar=True,
-        help="Folder with the data sets of the experiments.",
+        "--root", metavar="DIR", envvar="POLYFED_DATA", show_envvar=True, help="Folder with the data sets of the experiments."
     ),
     "track": repeatable("--track", metavar="NAME", help="Also log to tensorboard, mlflow or wandb; repeatable."),
     "device": click.option("--device", metavar="DEVICE", default="auto", show_default=False, help=DEVICE_HELP),
@@ -137,16 +133,14 @@ def _setting_option(name: str) -> Decorator[Any]:
     )
 
 
-def resolve_values(
-    values: Mapping[str, Any], recipe: str | None = None, changes: Iterable[str] = (), trust: bool = False
-) -> dict[str, Any]:
+def resolve_values(recipe: str | None = None, changes: Iterable[str] = (), trust: bool = False, **values: Any) -> dict[str, Any]:
     """Return the settings for a function of ``api.py``.
 
     Args:
-        values: Values of arguments and options, None or () if not passed. They override the recipe.
         recipe: Recipe name or file.
         changes: Values of ``--set``, which override everything else.
         trust: Run the code that the recipe refers to.
+        values: Values of arguments and options, None or () if not passed. They override the recipe.
     """
     given = {name: value for name, value in values.items() if value not in (None, ())}
     if trust and recipe is None:
@@ -167,7 +161,7 @@ def resolve_settings(
     data: str | None, values: Mapping[str, Any], changes: Iterable[str] | None, recipe: str, trust: bool = False
 ) -> Settings:
     """Return ``resolve_values`` as ``Settings``."""
-    return with_changes(Settings(), resolve_values({**values, "data": data}, recipe, changes or (), trust)).trusted()
+    return with_changes(Settings(), resolve_values(recipe, changes or (), trust, **{**values, "data": data})).trusted()
 
 
 def resolve_methods(methods: str | None, recipe: str | None) -> Any:

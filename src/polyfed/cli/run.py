@@ -45,21 +45,11 @@ ERROR_NOTE = "± is the standard error over the test images."
 @shared("recipe", "set", "trust", "track", "estimate", "wide", "explain", "json", "quiet")
 @settings_except("data")
 def run(
-    out: str | None,
-    recipe: str | None,
-    changes: Sequence[str],
-    trust: bool,
-    track: Sequence[str],
-    estimate: bool,
-    wide: bool,
-    explain: bool,
-    as_json: bool,
-    quiet: bool,
-    **values: Any,
+    out: str | None, track: Sequence[str], estimate: bool, wide: bool, explain: bool, as_json: bool, quiet: bool, **values: Any
 ) -> None:
     """Train one method, evaluate it, and write a run folder."""
     log_to_stderr(quiet)
-    chosen = resolve_values(values, recipe, changes, trust)
+    chosen = resolve_values(**values)
     if estimate:
         from polyfed.cli.estimating import print_estimate
 

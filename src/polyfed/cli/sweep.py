@@ -68,9 +68,6 @@ def sweep(
     seeds: int,
     hold_out: float | None,
     out: str | None,
-    recipe: str | None,
-    changes: Sequence[str],
-    trust: bool,
     wide: bool,
     explain: bool,
     as_json: bool,
@@ -79,12 +76,12 @@ def sweep(
 ) -> None:
     """Tune each method on validation data with the same budget, then test the best settings."""
     log_to_stderr(quiet)
-    chosen = resolve_values(values, recipe, changes, trust)
+    chosen = resolve_values(**values)
     chosen.pop("method", None)  # the method of the recipe, replaced by the tuned methods
     with progress_bar(quiet) as bar, stoppable("Run the same command again to resume; finished trials are kept."):
         found = api.sweep(
             **chosen,
-            methods=resolve_methods(methods, recipe),
+            methods=resolve_methods(methods, values["recipe"]),
             search=_parse_search(lr, set_grid),
             trials=trials,
             sampler=sampler,

@@ -62,11 +62,7 @@ class FittedTable:
     """
 
     def __init__(
-        self,
-        columns: Sequence[str],
-        rows: Iterable[Row],
-        numbers: Iterable[str] = (),
-        optional: Iterable[Sequence[str]] = (),
+        self, columns: Sequence[str], rows: Iterable[Row], numbers: Iterable[str] = (), optional: Iterable[Sequence[str]] = ()
     ) -> None:
         self.rows = [None if row is None else [styled(cell, "") if isinstance(cell, str) else cell for cell in row] for row in rows]
         filled = [row for row in self.rows if row is not None]
