@@ -66,7 +66,7 @@ def report(
     It shows the best method per domain, confidence intervals, costs, analyses, and commands to repeat the runs.
     """
     if metric not in FACTS["metric"].choices:
-        raise SettingError(f"Unknown --metric {metric!r}. {nearest(metric, FACTS['metric'].choices)}")
+        raise SettingError(f"--metric cannot be {metric!r}. {nearest(metric, FACTS['metric'].choices)}")
     if tables is not None or figures is not None:
         _export(runs, out, tables, figures, metric)
         return
