@@ -206,10 +206,9 @@ def test_run_estimates_instead_of_training(polyfed: Command, images: Path, tmp_p
     assert ended.err.count("polyfed: warning: fixbn freezes statistics at a constant learning rate") == 1
     for words in ("estimated cost", "1 run: ", "core-seconds", "of traffic"):
         assert words in ended.out
-    told = ended.json
-    assert told["methods"][0]["method"] == "fixbn(decay=None)" and told["core_hours"] * 3600 == pytest.approx(
-        told["methods"][0]["cpu_seconds"]
-    )
+    (method,) = ended.json["methods"]
+    assert method["method"] == "fixbn(freeze_at=0.5, decay=None)"
+    assert ended.json["core_hours"] * 3600 == pytest.approx(method["cpu_seconds"])
     assert not (tmp_path / "runs").exists()
 
 
