@@ -17,6 +17,8 @@ from polyfed.api_studies import analyse as analyse
 from polyfed.api_studies import compare as compare
 from polyfed.api_studies import doctor as doctor
 from polyfed.api_studies import estimate as estimate
+from polyfed.api_studies import estimate_comparison as estimate_comparison
+from polyfed.api_studies import estimate_reproduction as estimate_reproduction
 from polyfed.api_studies import report as report
 from polyfed.api_studies import reproduce as reproduce
 from polyfed.api_studies import sweep as sweep
@@ -156,7 +158,7 @@ def evaluate(
         newcomer: How to build the local layers of a newcomer, or ``"all"``. Default: as the run does.
         split: Split to evaluate seen clients on: ``"test"`` or ``"validation"``.
         part: Split of the new domains in ``data`` to evaluate on: ``"test"`` (default) or ``"all"``.
-        root: Folder with the files of ``data``. Without ``data``: data folder of the run, if it has moved.
+        root: Folder with the files of ``data``. Without ``data``: the run's data folder, if it has moved.
         device: Same as for ``polyfed.open_run``, as are ``load``, ``model``, ``trust`` and ``notify``.
 
     Returns:

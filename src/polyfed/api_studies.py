@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from polyfed.runs.callbacks.callback import Callback
     from polyfed.runs.result import Result
     from polyfed.studies.analyse.analyse import Analyses
-    from polyfed.studies.compare.estimate import Estimate
+    from polyfed.studies.compare.estimate import Estimate, MethodEstimate
     from polyfed.studies.doctor.examine import Diagnosis
     from polyfed.studies.report.comparison import Comparison
     from polyfed.studies.sweep.search import Sweep
@@ -135,10 +135,7 @@ def sweep(
 
 
 def doctor(
-    data: Any = "digits-mini",
-    model: ModelSpec = None,
-    notify: Callable[[str], None] | None = None,
-    **settings: Any,
+    data: Any = "digits-mini", model: ModelSpec = None, notify: Callable[[str], None] | None = None, **settings: Any
 ) -> Diagnosis:
     """Diagnose whether shared batch norm will hurt a federation, and recommend a method.
 
@@ -178,6 +175,24 @@ def estimate(
     from polyfed.studies.compare.estimate import estimate_run
 
     return estimate_run(data, method, model, seconds, **settings)
+
+
+def estimate_comparison(
+    data: Any = "digits-mini",
+    methods: MethodSpecs = (),
+    model: str | None = None,
+    *,
+    seeds: int = 1,
+    protocol: str = "seen",
+    notify: Callable[[str], None] | None = None,
+    **settings: Any,
+) -> list[MethodEstimate]:
+    """Estimate the cost of ``polyfed.compare`` with the same arguments, for each method. ``notify`` receives status messages."""
+    from polyfed.studies.compare.compare import ComparedRuns, settings_for
+    from polyfed.studies.compare.estimate import estimate_runs
+
+    runs = ComparedRuns(settings_for(data, model, protocol, settings), methods, seeds=seeds, protocol=protocol)
+    return estimate_runs(runs.runs, runs.data, notify or (lambda text: None))
 
 
 def report(
@@ -224,7 +239,7 @@ def analyse(
     Args:
         runs: Results, run folders, or folders that contain run folders.
         kinds: Analyses to run (``polyfed analyse --kinds`` lists them). Default: all.
-        root: Data folder of the runs, if it has moved.
+        root: Data folder, if it has moved.
         device: Same as for ``polyfed.open_run``, as are ``load``, ``model``, ``trust`` and ``notify``.
 
     Returns:
@@ -287,3 +302,25 @@ def reproduce(
     reproduction = reproduce_item(read_item(experiment), request, root, out, callbacks)
     write_page(reproduction)
     return reproduction
+
+
+def estimate_reproduction(
+    experiment: str | None = None,
+    root: str | None = None,
+    *,
+    form: str = "full",
+    only: str | Sequence[str] = (),
+    columns: str | Sequence[str] = (),
+    seeds: int | None = None,
+    notify: Callable[[str], None] | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Estimate the cost of ``polyfed.reproduce`` with the same arguments, or of all experiments if ``experiment`` is None."""
+    from polyfed.papers.estimates import estimate_experiment, estimate_experiments
+    from polyfed.papers.grid import Form
+
+    methods, column_names = ((names,) if isinstance(names, str) else tuple(names) for names in (only, columns))
+    request = Form(form, methods, seeds, settings, columns=column_names)
+    if experiment is None:
+        return estimate_experiments(request)
+    return estimate_experiment(experiment, request, root, notify or (lambda text: None))

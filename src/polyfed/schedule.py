@@ -1,4 +1,4 @@
-"""Learning rate schedules: constant, cosine, or in steps."""
+"""Learning rate schedules: constant, cosine, and steps."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from polyfed.text import read_call
 
 
 def schedule_factor(text: str, round_number: int, rounds: int) -> float:
-    """Return the factor on the learning rate in a round (1 is the first).
+    """Return the learning rate factor for a round, starting at 1.
 
     >>> [schedule_factor("steps(at=(0.5, 0.75), factor=0.1)", r, 4) for r in (1, 2, 3, 4)]
     [1.0, 1.0, 0.1, 0.010000000000000002]
     """
     call = read_call(text)
-    if call.name == "constant" and not call.named and not call.positional:
+    plain = not call.named and not call.positional
+    if call.name == "constant" and plain:
         return 1.0
-    if call.name == "cosine" and not call.named and not call.positional:
+    if call.name == "cosine" and plain:
         return 0.5 * (1 + math.cos(math.pi * (round_number - 1) / rounds))
     if call.name == "steps" and not call.positional and set(call.named) <= {"at", "factor"}:
         at, factor = call.named.get("at", (0.5, 0.75)), call.named.get("factor", 0.1)

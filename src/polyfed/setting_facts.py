@@ -1,4 +1,4 @@
-"""What is known about one setting, declared on its field, and what is wrong with a value of it."""
+"""Facts about a setting, declared on its field, and the validation of its values."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from typing import Any, Literal, TypeAlias
 from polyfed.errors import SettingError, nearest
 
 Role: TypeAlias = Literal["task", "partition", "budget", "training", "run", "scoring", "rounding", "machine"]
-"""What a setting decides: what is learned and tested; how data are split between clients; how long a run is; how a method trains; which of
-several runs it is; when and how scores are computed; how it is computed (may change the last bits); where files are and processes run."""
-
+"""Role of a setting. It affects the task, the split into clients, the length of a run, training, the identity of a run, the evaluation, the
+last bits of results (rounding), or only paths and processes (machine)."""
 
 MAX_RUNS = 10_000
-"""Seeds of a comparison, or random trials of a search."""
+"""Maximum number of seeds of a comparison, or random trials of a search."""
 
 
 class Unset:
-    """A default that a data set or a model may replace. It works as its plain value; an equal value that is given is not one."""
+    """A default value that a data set or a model may replace. An equal value passed by the user is a plain value."""
 
 
 class UnsetRate(Unset, float): ...
@@ -36,21 +35,21 @@ class UnsetName(Unset, str): ...
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about a setting.
+    """Description of a setting.
 
     Attributes:
-        doc: One sentence.
-        group: Its group of options in help.
-        role: What it decides.
-        choices: Values it takes; empty if any.
-        pattern: Regular expression of texts it takes besides its choices.
-        takes: Texts it takes, in words.
-        minimum: Smallest number it takes.
-        maximum: Largest number it takes.
-        above: Number that its values exceed.
-        default: Value if none is given.
-        type: Type of its values without None; list[str] for several names.
-        optional: Its values may be None.
+        doc: Help text.
+        group: Option group in the help.
+        role: What the setting affects.
+        choices: Valid values, if there are only a few.
+        pattern: Regular expression of other valid values.
+        takes: Description of the valid values, for error messages.
+        minimum: Smallest valid number.
+        maximum: Largest valid number.
+        above: Exclusive lower bound.
+        default: Default value.
+        type: Type of the values, without None; list[str] for several names.
+        optional: True if None is valid.
     """
 
     doc: str
@@ -68,18 +67,18 @@ class Facts:
 
     @property
     def changes_results(self) -> bool:
-        """Return True if runs that differ in it compute different things."""
+        """True if runs with different values compute different things."""
         return self.role in ("task", "partition", "budget", "training")
 
     def problem(self, name: str, value: Any) -> str:
-        """Return what is wrong with a value of the right type; empty if nothing is."""
+        """Return an error message for an invalid value of the right type, or an empty string."""
         if value is None:
             return ""
         if self.choices or self.pattern:
             if value in self.choices or (self.pattern and re.fullmatch(self.pattern, value)):
                 return ""
             return (
-                f"{name} takes {self.takes}, found {value!r}."
+                f"{name} must be {self.takes}, got {value!r}."
                 if self.takes
                 else f"{name} cannot be {value!r}. {nearest(value, self.choices)}"
             )
@@ -90,34 +89,32 @@ class Facts:
         if finite and (value > above if low is None else value >= low) and (high is None or value <= high):
             return ""
         if low is None:
-            return (
-                f"{name} must be {'positive and finite' if high is None else f'above {above} and at most {high}'}, found {value}."
-            )
+            return f"{name} must be {'positive and finite' if high is None else f'above {above} and at most {high}'}, got {value}."
         if high is not None:
-            return f"{name} must lie between {low} and {high}, found {value}."
+            return f"{name} must be between {low} and {high}, got {value}."
         if not finite:
-            return f"{name} must be a finite number, found {value}."
-        return f"{name} must {'not be negative' if low == 0 else f'be at least {low}'}, found {value}."
+            return f"{name} must be a finite number, got {value}."
+        return f"{name} must {'not be negative' if low == 0 else f'be at least {low}'}, got {value}."
 
     def misfit(self, name: str, value: Any) -> str:
-        """Return why a value cannot be looked at further: its type or size; empty if it can."""
+        """Return an error message for a value of the wrong type or size, or an empty string."""
         if not (self.optional and value is None) and not _fits(value, self.type):
-            words = {int: "a whole number", float: "a number", str: "text"}.get(self.type, "a list of names")
-            return f"{name} takes {words}{' or nothing' if self.optional else ''}, found {value!r}."
+            expected = {int: "an integer", float: "a number", str: "text"}.get(self.type, "a list of names")
+            return f"{name} must be {expected}{' or None' if self.optional else ''}, got {value!r}."
         if isinstance(value, int) and abs(value) >= 2**31 and name != "seed":
-            return f"{name} must be a number below 2^31, found a larger one."
+            return f"{name} must be below 2^31, got a larger number."
         if any("\0" in text for text in (value if isinstance(value, tuple) else (value,)) if isinstance(text, str)):
-            return f"{name} must not hold the character NUL."
+            return f"{name} contains a NUL character."
         return ""
 
 
-def setting(default: Any, doc: str, *, group: str, role: Role, **facts: Any) -> Any:
-    """A field with its facts: choices, pattern, takes, minimum, maximum, above."""
+def setting(default: Any, doc: str, group: str, role: Role, **facts: Any) -> Any:
+    """Declare a field with its facts: choices, pattern, takes, minimum, maximum, above."""
     return field(default=default, metadata={"facts": Facts(doc, group, role, **facts)})
 
 
 def facts_of(settings: type) -> Mapping[str, Facts]:
-    """Return the facts of each setting of a dataclass, with its default and type."""
+    """Return the facts of each setting in a dataclass."""
     found, hints = {}, typing.get_type_hints(settings)
     for item in fields(settings):
         if "facts" not in item.metadata:
@@ -130,11 +127,11 @@ def facts_of(settings: type) -> Mapping[str, Facts]:
 
 
 def require_count(name: str, count: int) -> None:
-    """Refuse a number of runs that is none, or that no machine could hold."""
+    """Raise an error if a number of runs is below 1 or above ``MAX_RUNS``."""
     if count < 1:
-        raise SettingError(f"{name} must be at least 1, found {count if count > -MAX_RUNS else 'much less'}.")
+        raise SettingError(f"{name} must be at least 1, got {count if count > -MAX_RUNS else 'a much smaller number'}.")
     if count > MAX_RUNS:
-        raise SettingError(f"{name} must be at most {MAX_RUNS}, found more.")
+        raise SettingError(f"{name} must be at most {MAX_RUNS}, got a larger number.")
 
 
 def _fits(value: Any, kind: Any) -> bool:

@@ -1,7 +1,4 @@
-"""Every setting of a run, in one checked value; the same names on the command line, in recipes and in Python.
-
-A field of ``Settings`` holds what is known about a setting: its default, doc, group in help, role, choices and bounds. ``FACTS`` has them by name.
-"""
+"""The settings of a run, with the same names on the command line, in recipes and in Python; ``FACTS`` describes each of them."""
 
 from __future__ import annotations
 
@@ -22,249 +19,221 @@ AUTO = "auto"
 MEAN_LAST = r"mean_last\(([1-9]\d{0,5})\)"
 EARLY_STOPPING = r"([a-z][a-z0-9_]*)\(patience=([1-9]\d{0,5})\)"
 BY_VALIDATION = ("best_validation", "best_local_validation")
-"""Selections that choose a round on validation data: by the models after averaging, or by those that clients have just trained."""
+"""Selections of the best round on validation data, by the models after averaging or by the client models before it."""
 
 
 @dataclass(frozen=True)
 class Settings:
     """The settings of one run."""
 
-    data: str = setting("digits-mini", "data set, or a folder root/<domain>/<class>/*", group="Data", role="task")
-    root: str | None = setting(None, "folder that holds the data set's files", group="Data", role="machine")
+    data: str = setting("digits-mini", "Data set name, or image folder root/<domain>/<class>/*.", "Data", "task")
+    root: str | None = setting(None, "Folder with the data set files.", "Data", "machine")
     task: str = setting(
         AUTO,
-        "what is learnt: classification, multilabel, regression, segmentation, or auto (told from the data)",
-        group="Model and method",
-        role="task",
+        "Task: classification, multilabel, regression, segmentation, or auto (inferred from the data).",
+        "Model and method",
+        "task",
         choices=(AUTO, "classification", "multilabel", "regression", "segmentation"),
     )
-    partition: str = setting("domain", "how domains are dealt to clients", group="Data", role="partition")
-    unseen: tuple[str, ...] = setting((), "domains nobody trains on", group="Data", role="partition")
+    partition: str = setting("domain", "How to split domains into clients (polyfed ls partitions).", "Data", "partition")
+    unseen: tuple[str, ...] = setting((), "Domain to hold out of training; repeatable.", "Data", "partition")
     unseen_part: str = setting(
-        "test", "which part of an unseen domain is tested: test or all", group="Data", role="partition", choices=("test", "all")
+        "test", "Split of an unseen domain to test on: test or all.", "Data", "partition", choices=("test", "all")
     )
     few_shot: int = setting(
-        0, "images of the unseen domain that each client may train on", group="Data", role="partition", minimum=0
+        0, "Number of images from the unseen domain that each client trains on.", "Data", "partition", minimum=0
     )
-    method: str = setting("fedavg", "method, such as: fedbn + agc(clip=1.28)", group="Model and method", role="run")
+    method: str = setting("fedavg", "Method expression, for example: fedbn + agc(clip=1.28).", "Model and method", "run")
     model: str | None = setting(
-        None, "model by name, or module.path:function; default: the data set's own", group="Model and method", role="task"
+        None, "Model name, or module.path:function. Default: the default model of the data set.", "Model and method", "task"
     )
-    head: str | None = setting(None, "module that makes the logits, where it is in doubt", group="Model and method", role="task")
-    init: str | None = setting(
-        None, "initial weights: a safetensors or .pth file, or a run folder", group="Model and method", role="task"
+    head: str | None = setting(None, "Name of the output layer, if it cannot be detected.", "Model and method", "task")
+    init: str | None = setting(None, "Initial weights: a .safetensors or .pth file, or a run folder.", "Model and method", "task")
+    loss: str = setting(
+        AUTO, "Loss function (polyfed ls losses); auto selects the default of the task.", "Model and method", "training"
     )
-    loss: str = setting(AUTO, "task loss; auto: the usual one of the task", group="Model and method", role="training")
-    rounds: int = setting(20, "number of rounds", group="Training", role="budget", minimum=1)
+    rounds: int = setting(20, "Number of rounds.", "Training", "budget", minimum=1)
     total_epochs: float | None = setting(
-        None, "budget in passes over all data, instead of rounds", group="Training", role="budget", above=0
+        None, "Budget in passes over all data, instead of --rounds.", "Training", "budget", above=0
     )
-    local_epochs: int = setting(1, "epochs of local training in a round", group="Training", role="training", minimum=1)
-    local_steps: int | None = setting(
-        None, "steps of local training in a round, instead of epochs", group="Training", role="training", minimum=1
-    )
+    local_epochs: int = setting(1, "Local epochs per round.", "Training", "training", minimum=1)
+    local_steps: int | None = setting(None, "Local steps per round, instead of --local-epochs.", "Training", "training", minimum=1)
     batch_size: int = setting(
-        UnsetCount(32),
-        "samples in a training batch, unless the data set or the model declares another",
-        group="Training",
-        role="training",
-        minimum=1,
+        UnsetCount(32), "Training batch size, unless the data set or model declares another.", "Training", "training", minimum=1
     )
     sampling: str = setting(
         "shuffled",
-        "training images of an epoch: shuffled (each once), or balanced (drawn so that a client's classes are even)",
-        group="Training",
-        role="training",
+        "Sampling of training images: shuffled (each once per epoch), or balanced (all classes of a client equally likely).",
+        "Training",
+        "training",
         choices=("shuffled", "balanced"),
     )
     lr: float = setting(
-        UnsetRate(0.05),
-        "client learning rate, unless the data set or the model declares another",
-        group="Training",
-        role="training",
-        minimum=0,
+        UnsetRate(0.05), "Client learning rate, unless the data set or model declares another.", "Training", "training", minimum=0
     )
     schedule: str = setting(
-        "constant", "learning rate by round: constant, cosine, steps(at=(0.5, 0.75), factor=0.1)", group="Training", role="training"
+        "constant", "Learning rate schedule: constant, cosine, or steps(at=(0.5, 0.75), factor=0.1).", "Training", "training"
     )
     optimizer: str = setting(
         UnsetName("sgd"),
-        "client optimizer: sgd, adam or adamw, unless the data set or the model declares another",
-        group="Training",
-        role="training",
+        "Client optimizer: sgd, adam or adamw, unless the data set or model declares another.",
+        "Training",
+        "training",
         choices=("sgd", "adam", "adamw"),
     )
-    momentum: float = setting(0.0, "momentum of sgd", group="Training", role="training", minimum=0)
-    weight_decay: float = setting(0.0, "weight decay", group="Training", role="training", minimum=0)
+    momentum: float = setting(0.0, "SGD momentum.", "Training", "training", minimum=0)
+    weight_decay: float = setting(0.0, "Weight decay.", "Training", "training", minimum=0)
     clients_per_round: float | None = setting(
-        None, "clients in a round: a number, or a share below 1; default: all", group="Clients", role="budget"
+        None, "Clients per round: a number, or a fraction below 1. Default: all.", "Clients", "budget"
     )
     weights: str = setting(
-        "samples",
-        "weights of clients in every mean: samples or uniform",
-        group="Clients",
-        role="training",
-        choices=("samples", "uniform"),
+        "samples", "Client weights for averaging: samples or uniform.", "Clients", "training", choices=("samples", "uniform")
     )
     max_weight_share: float | None = setting(
         None,
-        "largest share of the weights that one client may have in a mean; default: no bound",
-        group="Clients",
-        role="training",
+        "Maximum fraction of the total weight for a single client. Default: no limit.",
+        "Clients",
+        "training",
         maximum=1,
         above=0,
     )
     max_update_norm: float | None = setting(
-        None, "largest norm of what a client may change in a round; more is scaled down", group="Clients", role="training", above=0
+        None, "Maximum norm of a client update; larger updates are scaled down.", "Clients", "training", above=0
     )
     drop: float = setting(
-        0.0, "share of clients that fail to answer, simulated", group="Clients", role="training", minimum=0, maximum=1
+        0.0, "Fraction of clients that fail to reply, for simulating failures.", "Clients", "training", minimum=0, maximum=1
     )
     min_share: float = setting(
         0.5,
-        "share of the asked clients that must answer, else the round is repeated",
-        group="Clients",
-        role="training",
+        "Minimum fraction of requested clients that must reply; otherwise the round is retried.",
+        "Clients",
+        "training",
         minimum=0,
         maximum=1,
     )
-    retries: int = setting(3, "how often a round is repeated before the run stops", group="Clients", role="training", minimum=0)
+    retries: int = setting(3, "Maximum number of retries per round.", "Clients", "training", minimum=0)
     on_nan: str = setting(
         "stop",
-        "a client whose loss is not finite: stop the run, or drop its reply",
-        group="Clients",
-        role="training",
+        "If a client's loss is NaN or infinite: stop the run, or drop the reply.",
+        "Clients",
+        "training",
         choices=("stop", "drop"),
     )
     last_batch: str = setting(
         "merge",
-        "a last batch of one sample under batch norm: merge, drop, keep or error",
-        group="Training",
-        role="training",
+        "How to handle a final batch of one sample with batch norm: merge, drop, keep or error.",
+        "Training",
+        "training",
         choices=("merge", "drop", "keep", "error"),
     )
     selection: str = setting(
         "last",
-        "which scores count: last (the last round), mean_last(10) (the mean of the last ten rounds; the model is the last round's), "
-        "best_validation (the best round on validation data, mean over source clients), or best_local_validation (their models "
-        "after local training, before averaging, weighted by training size)",
-        group="Evaluation",
-        role="training",
+        "Results to report: last (the last round), mean_last(10) (the mean over the last ten rounds, with the final model), "
+        "best_validation (the best round on validation data, mean over the training clients), or best_local_validation (the "
+        "same with client models before averaging, weighted by training size).",
+        "Evaluation",
+        "training",
         choices=("last", "mean_last(10)", "best_validation", "best_local_validation"),
         pattern=MEAN_LAST,
     )
     early_stopping: str | None = setting(
         None,
-        "stop when a metric on validation data has not improved for N evaluations: accuracy(patience=N), or auto(patience=N)",
-        group="Evaluation",
-        role="budget",
+        "Stop if a validation metric has not improved for N evaluations: accuracy(patience=N), or auto(patience=N).",
+        "Evaluation",
+        "budget",
         pattern=EARLY_STOPPING,
         takes="a metric with its patience, such as accuracy(patience=5)",
     )
     evaluate_every: int = setting(
         0,
-        "score test data every n rounds; 0: at the end. If validation data choose the round, they are scored every n rounds (0: every "
-        "round), and test data once, at the end",
-        group="Evaluation",
-        role="scoring",
+        "Evaluate every N rounds. 0: only after the last round. With best_validation or best_local_validation, this applies to "
+        "validation data (0: every round), and test data is evaluated once, at the end.",
+        "Evaluation",
+        "scoring",
         minimum=0,
     )
-    evaluate_last: int = setting(
-        0, "also score test data after each of the last n rounds", group="Evaluation", role="scoring", minimum=0
-    )
+    evaluate_last: int = setting(0, "Also evaluate after each of the last N rounds.", "Evaluation", "scoring", minimum=0)
     evaluate_clients: int = setting(
         1000,
-        "clients scored where their models differ: n, from each domain by its share and at least one, drawn by the seed; 0: all",
-        group="Evaluation",
-        role="task",
+        "Number of clients to evaluate if their models differ (random, stratified by domain; 0: all).",
+        "Evaluation",
+        "task",
         minimum=0,
     )
     newcomer: str = setting(
         "averaged",
-        "local layers of the newcomer model: averaged, re-estimated, nearest or ensemble",
-        group="Evaluation",
-        role="task",
+        "How to build the local layers of a newcomer: averaged, re-estimated, nearest or ensemble.",
+        "Evaluation",
+        "task",
         choices=("averaged", "re-estimated", "nearest", "ensemble"),
     )
     metric: str = setting(
         AUTO,
-        "metric that heads the tables and chooses rounds and settings on validation data: accuracy, balanced_accuracy, macro_f1, "
-        "auroc, mean_iou, exact_match, micro_f1, r2, or auto (the task's; balanced if training labels are uneven)",
-        group="Evaluation",
-        role="scoring",
+        "Primary metric of tables and of selection on validation data: accuracy, balanced_accuracy, macro_f1, auroc, mean_iou, "
+        "exact_match, micro_f1, r2, or auto (the default of the task; balanced accuracy for imbalanced classes).",
+        "Evaluation",
+        "scoring",
         choices=(AUTO, "accuracy", "balanced_accuracy", "macro_f1", "auroc", "mean_iou", "exact_match", "micro_f1", "r2"),
     )
     test_batch_size: int = setting(
-        256,
-        "samples in a test batch; of images beyond 96x96 pixels fewer, as many as have no more pixels than 256 of these",
-        group="Evaluation",
-        role="scoring",
-        minimum=1,
+        256, "Test batch size; reduced for images larger than 96x96 pixels.", "Evaluation", "scoring", minimum=1
     )
-    seed: int = setting(0, "seed of everything random", group="Training", role="run", minimum=0)
+    seed: int = setting(0, "Random seed.", "Training", "run", minimum=0)
     threads: int = setting(
-        1, "torch threads; results are the same to the bit only for the same number", group="Speed", role="rounding", minimum=1
+        1, "PyTorch threads. Results are bit-identical only for the same number of threads.", "Speed", "rounding", minimum=1
     )
     checkpoint_every: str = setting(
         "60s",
-        "rounds between checkpoints (10), or seconds (60s)",
-        group="Output",
-        role="machine",
+        "Checkpoint interval in rounds (10) or seconds (60s).",
+        "Output",
+        "machine",
         pattern=r"[1-9]\d{0,9}|\d{1,10}(\.\d{1,9})?s",
-        takes="rounds (10) or seconds (60s)",
+        takes="a number of rounds (10) or seconds (60s)",
     )
-    load: tuple[str, ...] = setting((), "files of methods of your own", group="Model and method", role="run")
+    load: tuple[str, ...] = setting((), "Python file with custom methods; repeatable.", "Model and method", "run")
     backend: str = setting(
         "process",
-        "how asks reach clients: process, fused (small clients together), auto (by a measurement), flower, or debug",
-        group="Speed",
-        role="rounding",
+        "How to run clients: process, fused (small clients together), auto (measures which is faster), flower, or debug.",
+        "Speed",
+        "rounding",
     )
     workers: str = setting(
         "1",
-        "processes that train clients side by side, one thread each: a number, or auto (one a core)",
-        group="Speed",
-        role="machine",
+        "Number of processes that train clients in parallel, one thread each, or auto (one per core).",
+        "Speed",
+        "machine",
         pattern=r"auto|[1-9]\d{0,5}",
         takes="a number of processes (2) or auto",
     )
     compile: str = setting(
         "off",
-        "compile the training step: off, on, or auto (where the planned work repays it)",
-        group="Speed",
-        role="rounding",
+        "Compile the training step: off, on, or auto (only if it pays off).",
+        "Speed",
+        "rounding",
         choices=("off", "on", "auto"),
     )
     device: str = setting(
         "cpu",
-        "where models are trained: cpu, cuda, cuda:1, mps, or auto",
-        group="Speed",
-        role="rounding",
+        "Training device: cpu, cuda, cuda:1, mps, or auto.",
+        "Speed",
+        "rounding",
         pattern=r"auto|cpu|mps|meta|cuda(:\d{1,3})?",
         takes="cpu, cuda, cuda:1, mps or auto",
     )
     amp: str = setting(
-        "off",
-        "mixed precision in training and testing: off or bfloat16",
-        group="Speed",
-        role="training",
-        choices=("off", "bfloat16"),
+        "off", "Mixed precision for training and testing: off or bfloat16.", "Speed", "training", choices=("off", "bfloat16")
     )
     layout: str = setting(
         "channels_first",
-        "how images lie in memory: channels_first, or channels_last (faster for some CNNs)",
-        group="Speed",
-        role="rounding",
+        "Memory layout of images: channels_first, or channels_last (faster for some CNNs).",
+        "Speed",
+        "rounding",
         choices=("channels_first", "channels_last"),
     )
-    flower_cpus: float = setting(
-        1.0, "CPUs for each client at work, with --backend flower", group="Speed", role="rounding", minimum=0
-    )
-    flower_gpus: float = setting(
-        0.0, "GPUs for each client at work, with --backend flower", group="Speed", role="rounding", minimum=0
-    )
+    flower_cpus: float = setting(1.0, "CPUs per running client (with --backend flower).", "Speed", "rounding", minimum=0)
+    flower_gpus: float = setting(0.0, "GPUs per running client (with --backend flower).", "Speed", "rounding", minimum=0)
     trust: Trust = field(default=NOTHING, repr=False, compare=False)
-    """Of the code that settings name, what may be run. It is no setting: no file holds it."""
+    """Code named by the settings that may be run. This is not a setting, and it is not written to files."""
 
     def __post_init__(self) -> None:
         values = [(facts, name, getattr(self, name)) for name, facts in FACTS.items()]
@@ -276,32 +245,34 @@ class Settings:
             raise SettingError(" ".join(problems))
 
     def _problems(self) -> Iterable[str]:
-        """What is wrong with a value that its facts cannot say, or with several together."""
+        """Yield error messages about conditions that the facts of a single setting cannot express."""
         wanted = self.clients_per_round
         if wanted is not None and not (math.isfinite(wanted) and (0 < wanted < 1 or (wanted >= 1 and wanted == int(wanted)))):
-            yield f"clients_per_round must be a positive number of clients or a share below 1, found {wanted}."
+            yield f"clients_per_round must be a positive number of clients or a fraction below 1, got {wanted}."
         if self.momentum and self.optimizer != "sgd":
-            yield f"momentum is for sgd: {self.optimizer} has its own. Use --optimizer sgd, or leave momentum out."
+            yield (
+                f"--momentum works only with --optimizer sgd; {self.optimizer} has its own. Remove --momentum, or use --optimizer sgd."
+            )
         if self.patience and self.patience[0] not in (known := FACTS["metric"].choices):
-            yield f"early_stopping cannot go by {self.patience[0]!r}. {nearest(self.patience[0], known)}"
+            yield f"Unknown early_stopping metric {self.patience[0]!r}. {nearest(self.patience[0], known)}"
         try:
             schedule_factor(self.schedule, 1, max(self.rounds, 1))
         except (SettingError, ValueError) as error:
             yield str(error)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON and TOML write them: lists for tuples, without those that are None."""
+        """Return the settings for JSON and TOML: with lists instead of tuples, without None."""
         values = {name: getattr(self, name) for name in FACTS}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items() if value is not None}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "") -> Settings:
-        """Read what ``to_dict`` wrote; ``where`` names the file in an error."""
+        """Build settings from the output of ``to_dict``. ``where`` names the file in error messages."""
         require_names(values, where)
         return cls(**with_tuples(values))
 
     def trusted(self) -> Settings:
-        """Return the settings as the user's own: the code that they name may be run."""
+        """Return the settings with permission to run the code that they name."""
         return dataclasses.replace(self, trust=self.trust.adding(code_in(self.load, self.model)))
 
     def lr_at(self, round_number: int) -> float:
@@ -314,7 +285,7 @@ class Settings:
         return ("step", "exp_avg", "exp_avg_sq")
 
     def sampled(self, clients: int) -> int:
-        """How many of ``clients`` clients take part in a round."""
+        """Return the number of clients in a round, out of ``clients``."""
         wanted = self.clients_per_round
         if wanted is None:
             return clients
@@ -325,48 +296,48 @@ class Settings:
 
     @property
     def averaged_rounds(self) -> int:
-        """How many of the last rounds the reported scores are the mean of; 0 if they are those of one round."""
+        """Number of rounds that the reported scores are averaged over, or 0 if they are not averaged."""
         found = re.fullmatch(MEAN_LAST, self.selection)
         return int(found[1]) if found else 0
 
     @property
     def patience(self) -> tuple[str, int] | None:
-        """The metric of early stopping, and how many evaluations may pass without improvement; None if the run is not stopped early."""
+        """Metric of early stopping and number of evaluations without improvement, or None without early stopping."""
         found = re.fullmatch(EARLY_STOPPING, self.early_stopping or "")
         return (found[1], int(found[2])) if found else None
 
     @property
     def needs_validation(self) -> bool:
-        """Whether validation data choose the round."""
+        """True if the best round is selected on validation data."""
         return self.selection in BY_VALIDATION
 
     @property
     def scored_at_end(self) -> int:
-        """After how many of the last rounds test data are scored, whatever ``evaluate_every`` is."""
+        """Number of last rounds after which test data is evaluated, independently of ``evaluate_every``."""
         return max(self.evaluate_last, self.averaged_rounds)
 
-    def needed(self, asked: int) -> int:
-        """How many of the asked clients must answer; 0.07 of 100 are 7, not the 8 that the product of floats rounds up to."""
-        return max(1, math.ceil(self.min_share * asked - 1e-9))
+    def needed(self, requested: int) -> int:
+        """Return the number of requested clients that must reply; 7 for 0.07 of 100, although the float product exceeds 7."""
+        return max(1, math.ceil(self.min_share * requested - 1e-9))
 
 
 FACTS = facts_of(Settings)
 
 
 def setting_names(*roles: Role) -> list[str]:
-    """Return the names of settings, of some roles or of all."""
+    """Return the names of all settings, or of those with the given roles."""
     return [name for name, facts in FACTS.items() if not roles or facts.role in roles]
 
 
 def require_names(names: Iterable[str], where: str = "") -> None:
-    """Refuse names that no setting has; ``where`` says where they were found."""
+    """Raise an error for an unknown setting. ``where`` names the file in the message."""
     for name in names:
         if name not in FACTS:
-            raise SettingError(f"{f'{where}: there' if where else 'There'} is no setting {name!r}. {nearest(name, FACTS)}")
+            raise SettingError(f"{f'{where}: unknown' if where else 'Unknown'} setting {name!r}. {nearest(name, FACTS)}")
 
 
 def with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values of JSON or TOML as ``Settings`` takes them: tuples for lists."""
+    """Convert the lists in values from JSON or TOML to tuples."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
@@ -375,8 +346,8 @@ def with_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     return dataclasses.replace(settings, **changes)
 
 
-def read_change(text: str, where: str = "--set takes") -> tuple[str, Any]:
-    """Read ``key=value``; the value is a literal, or text if the setting is text. ``where`` starts the error.
+def read_change(text: str, where: str = "--set") -> tuple[str, Any]:
+    """Parse ``key=value``. The value is a literal, or text if the setting is text. ``where`` names the source in errors.
 
     >>> read_change("clients-per-round=3"), read_change("checkpoint_every=10"), read_change("unseen=street")
     (('clients_per_round', 3), ('checkpoint_every', '10'), ('unseen', ('street',)))
@@ -384,7 +355,7 @@ def read_change(text: str, where: str = "--set takes") -> tuple[str, Any]:
     key, equals, written = text.partition("=")
     name = key.strip().replace("-", "_")
     if not equals:
-        raise SettingError(f"{where} key=value, found {text!r}.")
+        raise SettingError(f"{where} must be key=value, got {text!r}.")
     require_names([name])
     try:
         value = ast.literal_eval(written.strip())

@@ -1,8 +1,8 @@
-"""The contract every method keeps, as one function for our tests and for those of third parties.
+"""``check_method``, a test of the contract of all methods, for built-in and third-party methods.
 
     check_method("my_method(strength=0.3)")
 
-It trains on a tiny made-up federation (three unequal clients, a model with batch norm) and takes less than a second.
+It trains on a tiny synthetic federation (three clients of different sizes, a model with batch norm) in less than a second.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from polyfed.settings import Settings
 
 
 class ContractBroken(PolyfedError, AssertionError):
-    """A method breaks a promise that all methods make."""
+    """A method violates the contract of all methods."""
 
 
 SIZES = {"big": 13, "middle": 8, "small": 5}
@@ -41,7 +41,7 @@ FEW = {"big": 6, "middle": 4, "small": 3}
 
 
 def tiny_federation(sizes: dict[str, int] | None = None, classes: int = 3) -> Federation:
-    """Clients of different sizes and looks, made from nothing but a seed."""
+    """Return a federation of random images, with clients of different sizes and appearance."""
     clients = []
     for index, (name, count) in enumerate((sizes or SIZES).items()):
         stream = torch.Generator().manual_seed(index)
@@ -66,30 +66,32 @@ class TinyNet(nn.Module):
         self.head = nn.Linear(8, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits."""
         x = self.stem(x)
         x = torch.relu(x + self.branch(x))
         return self.head(x.mean(dim=(2, 3)))  # type: ignore[no-any-return]
 
 
 def check_method(method: str | Method, model: Callable[[], nn.Module] = TinyNet) -> None:
-    """Raise ContractBroken, with a sentence, unless a method keeps every promise.
+    """Check that a method fulfils the contract.
 
     Args:
-        method: its text, or a value made by a registered factory.
-        model: builds a model the method can work on.
+        method: Method expression, or ``Method`` from a registered factory.
+        model: Function that builds a model for the method.
+
+    Raises:
+        ContractBroken: If the method violates the contract. The message describes the problem.
     """
     value = as_method(method)
     with _random_streams_restored(), _without_warnings():
-        _is_written_and_read(value)
-        run = _WatchedRun(value, model)
-        _sends_what_the_plan_says(run)
+        _check_expression(value)
+        run = _RecordedRun(value, model)
+        _check_sharing_plan(run)
         run.evaluate()
-        _stands_bad_replies(run)
-        _repeats_to_the_bit(run)
-        _resumes_to_the_bit(run)
-        _declares_itself(run)
-        _trains_as_declared(run)
+        _check_bad_replies(run)
+        _check_repeatable(run)
+        _check_resumable(run)
+        _check_facts(run)
+        _check_training(run)
     print(f"{value} passed check_method.")
 
 
@@ -98,44 +100,44 @@ def _require(fulfilled: bool, method: Method, broken: str) -> None:
         raise ContractBroken(f"{method}: {broken}")
 
 
-def _is_written_and_read(method: Method) -> None:
+def _check_expression(method: Method) -> None:
     if not all(part.name in methods.names() for part in method.parts):
         return
     for text in (str(method), method.full_text):
-        _require(str(parse(text)) == str(method), method, f"the text {text!r} reads back as {str(parse(text))!r}.")
+        _require(str(parse(text)) == str(method), method, f"the expression {text!r} is parsed as {str(parse(text))!r}.")
     mirrored = " + ".join(reversed(str(method).split(" + "))) if "(" not in str(method) else str(method)
-    _require(str(parse(mirrored)) == str(method), method, "the order in which it is written changes its text.")
+    _require(str(parse(mirrored)) == str(method), method, "the expression depends on the order of its parts.")
 
 
 @dataclass
 class _BadReplies:
-    """Bad replies of one client in the place of a good one, by what is wrong with them; those in ``pass_checks`` have the declared form."""
+    """Bad replies of one client, by their defect. Those in ``pass_checks`` match the declared form."""
 
     client: str
     made: dict[str, Reply]
     pass_checks: dict[str, Reply] = field(default_factory=dict)
 
 
-class _WatchedRun:
-    """One run of two rounds and an evaluation: most promises are checked on it, others by runs that must end as it does."""
+class _RecordedRun:
+    """A run of two rounds and an evaluation. Other runs are compared with it."""
 
     def __init__(self, method: Method, model: Callable[[], nn.Module]) -> None:
         self.method, self.model = method, model
         self.replay = Replay(self.experiment())
         self.bad: dict[tuple[str, str], _BadReplies] = {}
-        self.after_round: list[Snapshot] = []
-        """After the setup, and after each round."""
+        self.snapshots: list[Snapshot] = []
+        """Snapshots after the setup and after each round."""
         self.refused: TooFewReplies | None = None
         self.rejected: dict[str, str] = {}
         """Why replies were rejected, by client."""
         self.streams = _random_streams()
         try:
-            self.replay.train(self._watch, [self._keep_snapshot])
+            self.replay.train(self._record, [self._keep_snapshot])
         except TooFewReplies as error:
             self.refused = error
 
     def experiment(self, sizes: dict[str, int] | None = None, **changes: Any) -> Experiment:
-        """The method on the tiny federation, always from the same initial weights."""
+        """Build an experiment on the tiny federation, always with the same initial weights."""
         values: dict[str, Any] = {"data": "tiny", "rounds": 2, "batch_size": 4, "lr": 0.05, "momentum": 0.9}
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(7)
@@ -143,100 +145,96 @@ class _WatchedRun:
         return Experiment(Settings(**values | changes), tiny_federation(sizes), self.method, built)
 
     def evaluate(self) -> None:
-        """Score the trained state, as the last thing of the run."""
-        self.trained = digest(self.after_round[-1])
+        """Evaluate the trained state, at the end of the run."""
+        self.trained = digest(self.snapshots[-1])
         self.replay.evaluate(self.replay.record)
         self.evaluated = digest(self.replay.experiment.snapshot())
         self.draws = self.streams != _random_streams()
 
     def _keep_snapshot(self, server: Server) -> None:
         self.rejected |= server.rejected
-        self.after_round.append(copied(self.replay.experiment.snapshot()))
+        self.snapshots.append(copied(self.replay.experiment.snapshot()))
 
-    def _watch(self, request: Request) -> Iterator[Reply]:
+    def _record(self, request: Request) -> Iterator[Reply]:
         for reply in self.replay.record(request):
             for name in reply.extras:
                 if (request.what, name) not in self.bad:
                     self.bad[request.what, name] = _BadReplies(reply.client, bad_replies(reply, name))
-                self._try_forms(request, self.bad[request.what, name])
+                self._check_forms(request, self.bad[request.what, name])
             yield reply
 
-    def _try_forms(self, request: Request, bad: _BadReplies) -> None:
-        """Note which bad replies the declared form lets through in this round; all others are refused before the method sees them."""
-        asked = RequestContext(self.replay.experiment.server, request, bad.client)
+    def _check_forms(self, request: Request, bad: _BadReplies) -> None:
+        """Collect the bad replies that match the declared form. All others are rejected before the method receives them."""
+        context = RequestContext(self.replay.experiment.server, request, bad.client)
         forms = declared_extras(self.method, request.what)
-        for what, reply in bad.made.items():
+        for defect, reply in bad.made.items():
             try:
-                passes = not problem_with_extras(reply.extras, forms, asked)
+                passes = not problem_with_extras(reply.extras, forms, context)
             except Exception:
-                passes = True  # its error stops the run, which is then told with what is wrong with the reply
+                passes = True  # the error will stop the run, which reports the defect
             if passes:
-                bad.pass_checks[what] = reply
+                bad.pass_checks[defect] = reply
 
 
-def _sends_what_the_plan_says(run: _WatchedRun) -> None:
+def _check_sharing_plan(run: _RecordedRun) -> None:
     method = run.method
     _check_declared(method, run.replay.seen)
     compressed = any(type(declared(change)).undo is not Part.undo for change in method.uploads)
-    for ask, replies in run.replay.seen:
-        if ask.purpose != TRAINING or ask.round == 0:
+    for request, replies in run.replay.seen:
+        if request.purpose != TRAINING or request.round == 0:
             continue
-        phase = run.replay.experiment.bench.plan.at(ask.round)
+        phase = run.replay.experiment.bench.plan.at(request.round)
         local = {name for name, travel in phase.travels.items() if not travel.up and not travel.down}
-        for client, payload in ask.payloads.items():
+        for client, payload in request.payloads.items():
             sent = sorted(local & set(payload.entries))
-            _require(not sent, method, f"round {ask.round} sends {sent[:1]} to {client}, which the plan says is local.")
-            extra = sorted(set(payload.entries) - set(phase.down)) if ask.what == "train" else []
-            _require(not extra, method, f"round {ask.round} sends {extra[:1]} to {client}, which the plan does not send down.")
+            _require(not sent, method, f"round {request.round} sends {sent[:1]} to {client}, which is local in the plan.")
+            extra = sorted(set(payload.entries) - set(phase.down)) if request.what == "train" else []
+            _require(not extra, method, f"round {request.round} sends {extra[:1]} to {client}, which the plan does not send down.")
         for reply in replies:
-            came = set(reply.entries)
-            _require(
-                not local & came, method, f"client {reply.client} uploads {sorted(local & came)[:1]}, which the plan says is local."
-            )
-            if not compressed and ask.what == "train":
-                strange = sorted(came - set(phase.up))
-                _require(not strange, method, f"client {reply.client} uploads {strange[:1]}, which the plan does not say.")
-    _require(run.refused is None, method, f"its replies are refused. {run.refused}")
-    _accepts_all_replies(method, run.rejected)
+            sent = sorted(local & set(reply.entries))
+            _require(not sent, method, f"client {reply.client} uploads {sent[:1]}, which is local in the plan.")
+            if not compressed and request.what == "train":
+                extra = sorted(set(reply.entries) - set(phase.up))
+                _require(not extra, method, f"client {reply.client} uploads {extra[:1]}, which is not in the plan.")
+    _require(run.refused is None, method, f"its replies are rejected. {run.refused}")
+    _require_no_rejection(method, run.rejected)
 
 
-def _accepts_all_replies(method: Method, rejected: Mapping[str, str]) -> None:
+def _require_no_rejection(method: Method, rejected: Mapping[str, str]) -> None:
     for client, reason in rejected.items():
         hint = " If the method runs the model more than once per step, declare it: Facts(passes=2)." if "batches" in reason else ""
         _require(False, method, f"the server drops the reply of client {client}: {reason}.{hint}")
 
 
 def _check_declared(method: Method, seen: list[tuple[Request, list[Reply]]]) -> None:
-    """Every extra in a reply is declared; one that is not would be refused, and with it the reply."""
-    for ask, replies in seen:
-        declared = declared_extras(method, ask.what)
+    """Check that every extra in a reply is declared."""
+    for request, replies in seen:
+        declared = declared_extras(method, request.what)
         for reply in replies:
-            strange = sorted(set(reply.extras) - set(declared))
+            extra = next((name for name in sorted(reply.extras) if name not in declared), None)
             _require(
-                not strange,
+                extra is None,
                 method,
-                f"client {reply.client} sends the extra {strange[:1] and strange[0]!r} in its answer to {ask.what!r}, which reply_extras does not "
-                f'declare, so its replies are refused. Declare its form: Method(reply_extras={{"{ask.what}": {{...: Number(...) or Array(...)}}}}).',
+                f"client {reply.client} sends the extra {extra!r} in its reply to {request.what!r}, but reply_extras does not declare "
+                f'it, so the reply is rejected. Declare it: Method(reply_extras={{"{request.what}": {{...: Number(...) or Array(...)}}}}).',
             )
 
 
-def _stands_bad_replies(run: _WatchedRun) -> None:
-    """One client's bad extra is refused, or does no harm: the run goes on, and all that the server keeps is finite.
+def _check_bad_replies(run: _RecordedRun) -> None:
+    """Check that a bad reply is rejected or harmless: the run continues, and the server state stays finite.
 
-    Of the bad replies that are refused, only the one without the extra is sent: the method sees none of them.
+    The method never receives a rejected reply, so only one of them is tested: the reply without the extra.
     """
-    for (question, name), bad in run.bad.items():
-        for what, reply in {"missing": bad.made["missing"], **bad.pass_checks}.items():
-            said = f"a reply to {question!r} in which {name!r} is {what}"
+    for (request, name), bad in run.bad.items():
+        for defect, reply in {"missing": bad.made["missing"], **bad.pass_checks}.items():
+            case = f"a reply to {request!r} in which {name!r} is {defect}"
             try:
-                run.replay.run(with_one_replaced(question, reply))
+                run.replay.run(with_one_replaced(request, reply))
             except Exception as error:
                 raise ContractBroken(
-                    f"{run.method}: {said} stops the run ({type(error).__name__}: {error}). Declare its form more closely in reply_extras."
+                    f"{run.method}: {case} stops the run ({type(error).__name__}: {error}). Declare a stricter form in reply_extras."
                 ) from error
-            _require(
-                run.replay.is_finite(), run.method, f"{said} leaves values that are not finite. Declare bounds in reply_extras."
-            )
+            _require(run.replay.is_finite(), run.method, f"{case} causes NaN or infinite values. Declare bounds in reply_extras.")
 
 
 @contextmanager
@@ -253,7 +251,7 @@ def _without_warnings() -> Iterator[None]:
 
 @contextmanager
 def _random_streams_restored() -> Iterator[None]:
-    """Leave the caller's random streams (Python's, NumPy's, torch's) as they were."""
+    """Restore the state of the global random generators (Python, NumPy, torch) afterwards."""
     python, numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
@@ -264,93 +262,94 @@ def _random_streams_restored() -> Iterator[None]:
 
 
 def _random_streams() -> tuple[object, ...]:
-    """Where the caller's random streams are."""
+    """Return the state of the global random generators."""
     name, keys, *place = np.random.get_state()
     return random.getstate(), name, np.asarray(keys).tobytes(), tuple(place), torch.get_rng_state().numpy().tobytes()
 
 
-def _repeats_to_the_bit(run: _WatchedRun) -> None:
-    """A second run, in which round 2 has to be repeated, and before which the user drew random numbers, ends as the first."""
-    _require(not run.draws, run.method, "it draws from the user's own random numbers.")
+def _check_repeatable(run: _RecordedRun) -> None:
+    """Check that a second run has the same result, although round 2 is retried and the global random state differs."""
+    _require(not run.draws, run.method, "it draws from the global random generators.")
     for _ in range(3):
         random.random()
         np.random.random()
         torch.rand(())
     again = Replay(run.experiment())
-    again.train(_one_answers_at_first(again.record))
+    again.train(_fail_round_2_once(again.record))
     if digest(again.experiment.snapshot()) != run.trained:
         plain = run.experiment()
         plain.train()
         _require(
             digest(plain.snapshot()) != run.trained,
             run.method,
-            "a run whose round 2 is repeated ends with other weights; put a new value into server.memory instead of changing the old one in place.",
+            "a run in which round 2 is retried ends with other weights; assign new values in server.memory instead of modifying old ones.",
         )
     again.evaluate(again.record)
     _require(
         digest(again.experiment.snapshot()) == run.evaluated,
         run.method,
-        "the same run twice gives different weights; draw only from client.generator or torch's default stream.",
+        "two identical runs end with different weights; draw only from client.generator or torch's default generator.",
     )
 
 
-def _resumes_to_the_bit(run: _WatchedRun) -> None:
-    def ends_as_the_run(through: Callable[[SendRequest], SendRequest] | None) -> bool:
+def _check_resumable(run: _RecordedRun) -> None:
+    def has_same_result(through: Callable[[SendRequest], SendRequest] | None) -> bool:
         resumed = run.experiment()
-        resumed.restore(copied(run.after_round[1]))
+        resumed.restore(copied(run.snapshots[1]))
         resumed.train(through=through)
         return digest(resumed.snapshot()) == run.trained
 
-    if ends_as_the_run(_one_answers_at_first):
+    if has_same_result(_fail_round_2_once):
         return
     _require(
-        ends_as_the_run(None),
+        has_same_result(None),
         run.method,
         "a run resumed after round 1 ends with other weights; keep state in client.memory, server.persistent or entries.",
     )
     raise ContractBroken(
-        f"{run.method}: a run resumed after round 1, whose round 2 is repeated, ends with other weights; keep the server's state in server.persistent."
+        f"{run.method}: a run resumed after round 1, in which round 2 is retried, ends with other weights; keep the server state in "
+        "server.persistent."
     )
 
 
-def _one_answers_at_first(send_request: SendRequest) -> SendRequest:
-    """Lets only one client answer the first question to train of round 2, so that the round is repeated."""
+def _fail_round_2_once(send_request: SendRequest) -> SendRequest:
+    """Return only one reply to the first training request of round 2, so that the round is retried."""
     failed: list[Request] = []
 
-    def ask_them(request: Request) -> Iterator[Reply]:
+    def send(request: Request) -> Iterator[Reply]:
         replies = send_request(request)
         if request.what == "train" and request.round == 2 and not failed:
             failed.append(request)
             replies = iter(list(replies)[:1])
         yield from replies
 
-    return ask_them
+    return send
 
 
-def _declares_itself(run: _WatchedRun) -> None:
+def _check_facts(run: _RecordedRun) -> None:
     method, facts = run.method, run.method.facts
-    keeps = any(state.memory for state in run.after_round[-1].clients.values())
+    keeps = any(state.memory for state in run.snapshots[-1].clients.values())
     keeps = keeps or run.replay.experiment.bench.plan.has_local_entries
     _require(facts.client_state or not keeps, method, "clients keep state, but facts.client_state is not declared.")
-    extras = any(reply.extras for ask, replies in run.replay.seen if ask.purpose == TRAINING for reply in replies)
+    extras = any(reply.extras for request, replies in run.replay.seen if request.purpose == TRAINING for reply in replies)
     _require(
         bool(facts.data_derived_uploads) or not extras,
         method,
-        "replies have extras derived from data, but facts.data_derived_uploads does not say what.",
+        "replies contain extras derived from data, but facts.data_derived_uploads is not declared.",
     )
     _require(
         extras or not facts.data_derived_uploads or method.population is not None,
         method,
-        "facts.data_derived_uploads says that something beyond model entries leaves a client, but no reply in training has any.",
+        "facts.data_derived_uploads declares uploads besides model entries, but no training reply contains any.",
     )
     _require(
         bool(facts.data_derived_uploads) == bool(facts.granularity),
         method,
-        'facts.data_derived_uploads and facts.granularity belong together; granularity is "per sample" or "aggregate".',
+        'facts.data_derived_uploads and facts.granularity require each other; granularity is "per sample" or "aggregate".',
     )
 
 
-def _trains_as_declared(run: _WatchedRun) -> None:
+def _check_training(run: _RecordedRun) -> None:
     facts = run.method.facts
     for must_work, changes in (
         (not facts.full_participation, {"clients_per_round": 0.6}),
@@ -364,6 +363,6 @@ def _trains_as_declared(run: _WatchedRun) -> None:
             experiment.train([lambda server, into=rejected: into.update(server.rejected)])  # type: ignore[misc]
             experiment.evaluate()
         except PolyfedError as error:
-            _accepts_all_replies(run.method, experiment.server.rejected)
-            _require(not must_work, run.method, f"it should train as it declares, but: {error}")
-        _accepts_all_replies(run.method, rejected)
+            _require_no_rejection(run.method, experiment.server.rejected)
+            _require(not must_work, run.method, f"training fails although the facts allow it: {error}")
+        _require_no_rejection(run.method, rejected)

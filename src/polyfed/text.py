@@ -1,7 +1,6 @@
-"""The text form: ``fedbn + agc(clip=1.28)``. Parsed, never evaluated.
+"""Parser for expressions such as ``fedbn + agc(clip=1.28)``: sums of names with literal options, which are never evaluated.
 
-A text is a sum of calls; a call is a name with literal options. The same reader serves methods,
-models, data sets, partitions and schedules.
+Methods, models, data sets, partitions and schedules use the same syntax.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ SHOWN = 100
 
 @dataclass(frozen=True)
 class Call:
-    """A name with its options, as written."""
+    """A name with options."""
 
     name: str
     positional: tuple[Option, ...] = ()
     named: Mapping[str, Option] = field(default_factory=dict)
     spelled: str = field(default="", compare=False)
-    """The name as the user wrote it, for messages."""
+    """Name in the user's spelling, for messages."""
 
 
 def read_sum(text: str) -> list[Call]:
-    """Read ``a + b(x=1)`` into its calls, in the order written.
+    """Parse ``a + b(x=1)`` into calls, in order.
 
     >>> [call.name for call in read_sum("fedbn + agc(clip=1.28)")]
     ['fedbn', 'agc']
@@ -52,49 +51,49 @@ def read_sum(text: str) -> list[Call]:
 
 
 def read_call(text: str) -> Call:
-    """Read a single call. Hyphens in its name are allowed: ``digits-mini`` is ``digits_mini``."""
+    """Parse a single call. Hyphens in its name are read as underscores: ``digits-mini`` is ``digits_mini``."""
     read = _underscored(text)
     return _call(_parse(read), read, text)
 
 
-def _signs(text: str) -> Iterator[tuple[int, str, bool]]:
-    """Yield the place of each sign, the sign, and whether it is outside of brackets and quotes."""
+def _characters(text: str) -> Iterator[tuple[int, str, bool]]:
+    """Yield the index of each character, the character, and True if it is outside brackets and quotes."""
     depth, quote = 0, ""
-    for place, sign in enumerate(text):
+    for index, char in enumerate(text):
         if quote:
-            quote = "" if sign == quote else quote
-        elif sign in "'\"":
-            quote = sign
-        depth += 0 if quote else (sign in "([") - (sign in ")]")
-        yield place, sign, depth == 0 and not quote
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        depth += 0 if quote else (char in "([") - (char in ")]")
+        yield index, char, depth == 0 and not quote
 
 
 def outside_brackets(text: str) -> str:
-    """Return what of a text is in no brackets and no quotes.
+    """Return the characters outside brackets and quotes.
 
     >>> outside_brackets("a(at=(1, 2), b=3), c")
     'a, c'
     """
-    return "".join(sign for _, sign, outside in _signs(text) if outside and sign not in "()[]'\"")
+    return "".join(char for _, char, outside in _characters(text) if outside and char not in "()[]'\"")
 
 
-def apart(text: str, separator: str = ",") -> list[str]:
-    """Return the pieces between commas that are in no brackets and no quotes.
+def split_outside_brackets(text: str, separator: str = ",") -> list[str]:
+    """Split a text at separators outside brackets and quotes.
 
-    >>> apart("constant, steps(at=(0.5, 0.75)), cosine")
+    >>> split_outside_brackets("constant, steps(at=(0.5, 0.75)), cosine")
     ['constant', 'steps(at=(0.5, 0.75))', 'cosine']
     """
     pieces = [""]
-    for _, sign, outside in _signs(text):
-        if outside and sign == separator:
+    for _, char, outside in _characters(text):
+        if outside and char == separator:
             pieces.append("")
         else:
-            pieces[-1] += sign
+            pieces[-1] += char
     return [piece.strip() for piece in pieces if piece.strip()]
 
 
 def literal_or_text(text: str) -> Any:
-    """Return the value that a literal stands for; anything else is text.
+    """Return the value of a literal, or any other text unchanged.
 
     >>> literal_or_text("0.5"), literal_or_text("cosine")
     (0.5, 'cosine')
@@ -106,19 +105,19 @@ def literal_or_text(text: str) -> Any:
 
 
 def _underscored(text: str) -> str:
-    """The text with underscores for the hyphens in names; inside brackets and quotes nothing changes.
+    """Replace hyphens in names with underscores, outside brackets and quotes.
 
     >>> _underscored("fed-avg + group-norm(groups=-2)")
     'fed_avg + group_norm(groups=-2)'
     """
     return "".join(
-        "_" if outside and sign == "-" and re.match(r"\w-\w", text[max(place - 1, 0) : place + 2]) else sign
-        for place, sign, outside in _signs(text)
+        "_" if outside and char == "-" and re.match(r"\w-\w", text[max(index - 1, 0) : index + 2]) else char
+        for index, char, outside in _characters(text)
     )
 
 
 def write_call(name: str, options: Mapping[str, Option]) -> str:
-    """Write a call so that reading it gives the same value back.
+    """Format a call so that it can be parsed again.
 
     >>> write_call("agc", {"clip": 1.28})
     'agc(clip=1.28)'
@@ -129,7 +128,7 @@ def write_call(name: str, options: Mapping[str, Option]) -> str:
 
 
 def write_option(value: Option) -> str:
-    """Write one literal."""
+    """Format a literal."""
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     if isinstance(value, tuple):
@@ -140,14 +139,14 @@ def write_option(value: Option) -> str:
 
 def _parse(text: str) -> ast.expr:
     if not text.strip():
-        raise TextError("The text is empty. Write a name, for example: fedbn + agc(clip=1.28)")
+        raise TextError("The expression is empty. Write a name, for example: fedbn + agc(clip=1.28)")
     if len(text) > LONGEST_TEXT:
-        raise TextError(f"The text has {len(text)} characters; at most {LONGEST_TEXT} are read.")
+        raise TextError(f"The expression has {len(text)} characters; the maximum is {LONGEST_TEXT}.")
     try:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise TextError(
-            f"Cannot read {_shortened(text)!r}. Write names joined by +, options in brackets: fedbn + agc(clip=1.28)"
+            f"Cannot read {_shortened(text)!r}. Join names with +, and put options in brackets: fedbn + agc(clip=1.28)"
         ) from error
 
 
@@ -163,7 +162,7 @@ def _call(node: ast.expr, text: str, written: str) -> Call:
         if keyword.arg is None:
             raise TextError(f"Cannot read ** in {text!r}: write each option by its name.")
         if keyword.arg in named:
-            raise TextError(f"Cannot read {text!r}: {keyword.arg} is written twice.")
+            raise TextError(f"Cannot read {text!r}: {keyword.arg} is given twice.")
         named[keyword.arg] = _literal(keyword.value, text)
     spelled = ast.get_source_segment(written.strip(), node.func) or node.func.id
     return Call(node.func.id, tuple(_literal(argument, text) for argument in node.args), named, spelled)
@@ -174,13 +173,13 @@ def _literal(node: ast.expr, text: str) -> Option:
         return _frozen(ast.literal_eval(node))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         raise TextError(
-            f"Cannot use {_source(node, text)!r} in {_shortened(text)!r} as an option: numbers, true/false, text in quotes and lists "
-            f"are allowed{f' ({error})' if isinstance(error, _TooLarge) else ''}."
+            f"Cannot use {_source(node, text)!r} in {_shortened(text)!r} as an option: options must be numbers, True or False, text in "
+            f"quotes, or lists{f' ({error})' if isinstance(error, _TooLarge) else ''}."
         ) from error
 
 
 class _TooLarge(ValueError):
-    """A number that no option takes."""
+    """A number that is too large or not finite."""
 
 
 def _source(node: ast.expr, text: str) -> str:
@@ -193,13 +192,13 @@ def _shortened(text: str) -> str:
 
 def _frozen(value: object) -> Option:
     if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
-        raise _TooLarge("whole numbers up to 2^63")
+        raise _TooLarge("integers are limited to 2^63")
     if isinstance(value, float) and not math.isfinite(value):
-        raise _TooLarge("numbers that are finite")
+        raise _TooLarge("numbers must be finite")
     if isinstance(value, str) and "\0" in value:
-        raise ValueError("a text with NUL")
+        raise ValueError("contains NUL")
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
         return tuple(_frozen(item) for item in value)
-    raise ValueError(f"not a literal option: {value!r}")
+    raise ValueError(f"not a literal: {value!r}")

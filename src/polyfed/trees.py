@@ -1,7 +1,4 @@
-"""Trees of plain values and tensors (mappings, lists and tuples): walked, changed, measured, hashed, and written as a safetensors file.
-
-``map_leaves`` and ``leaves_in`` walk a tree; ``as_json`` and ``from_json`` write its structure down and read it. Everything else is made of these.
-"""
+"""Functions for trees (mappings, lists and tuples) of plain values and tensors, including storage as a safetensors file."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ T = TypeVar("T")
 
 
 def map_leaves(tree: T, change: Callable[[Any], Any]) -> T:
-    """The same tree with every leaf changed: all that is no mapping, list or tuple. Keys stay."""
+    """Apply a function to every leaf of a tree: every value except mappings, lists and tuples. Keys do not change."""
     if isinstance(tree, Mapping):
         return {key: map_leaves(value, change) for key, value in tree.items()}  # type: ignore[return-value]
     if isinstance(tree, list | tuple):
@@ -44,12 +41,11 @@ def map_leaves(tree: T, change: Callable[[Any], Any]) -> T:
 
 
 def map_tensors(tree: T, change: Callable[[Tensor], Any]) -> T:
-    """The same tree with every tensor changed; other leaves stay."""
+    """Apply a function to every tensor of a tree."""
     return map_leaves(tree, lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf)
 
 
 def leaves_in(tree: Any) -> Iterator[Any]:
-    """Every leaf of a tree, in order."""
     if isinstance(tree, Mapping | list | tuple):
         for value in tree.values() if isinstance(tree, Mapping) else tree:
             yield from leaves_in(value)
@@ -58,17 +54,16 @@ def leaves_in(tree: Any) -> Iterator[Any]:
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """Every tensor of a tree, in order."""
     return (leaf for leaf in leaves_in(tree) if isinstance(leaf, Tensor))
 
 
 def as_json(tree: Any, reference: Callable[[Tensor, str], Any], path: str = "") -> Any:
-    """A tree as JSON, with a reference in place of each tensor.
+    """Convert a tree to JSON, with references instead of tensors.
 
     Args:
-        tree: plain values and tensors.
-        reference: what stands for a tensor, from the tensor and its path in the tree.
-        path: where the tree begins.
+        tree: Tree of plain values and tensors.
+        reference: Returns the reference for a tensor and its path in the tree.
+        path: Path of the root.
     """
     if isinstance(tree, Tensor):
         return {"tensor": reference(tree, path)}
@@ -82,16 +77,16 @@ def as_json(tree: Any, reference: Callable[[Tensor, str], Any], path: str = "") 
 
 
 def plain(value: Any) -> Any:
-    """The same value, if it is one that can be written down."""
+    """Return a value unchanged if it can be written as JSON, otherwise raise an error."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(
-        f"Messages and memory may hold tensors, numbers, text, and lists and dicts of them; found {type(value).__name__}."
+        f"Messages and memory can contain tensors, numbers, text, and lists and dicts of these; got {type(value).__name__}."
     )
 
 
 def from_json(json_tree: Any, tensor: Callable[[Any], Tensor]) -> Any:
-    """The tree that ``as_json`` wrote; ``tensor`` finds a tensor by its reference."""
+    """Convert the output of ``as_json`` back to a tree. ``tensor`` returns the tensor for a reference."""
     ((kind, inner),) = json_tree.items()
     if kind == "tensor":
         return tensor(inner)
@@ -105,7 +100,7 @@ def from_json(json_tree: Any, tensor: Callable[[Any], Tensor]) -> Any:
 
 
 def flattened(tree: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Part a tree of plain values and tensors into JSON with references, and named tensors."""
+    """Split a tree into JSON with references, and named tensors."""
     tensors: dict[str, Tensor] = {}
 
     def named(value: Tensor, path: str) -> str:
@@ -116,26 +111,26 @@ def flattened(tree: Any) -> tuple[Any, dict[str, Tensor]]:
 
 
 def rebuilt(json_tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The tree that ``flattened`` parted."""
+    """Join the output of ``flattened`` to a tree."""
     return from_json(json_tree, tensors.__getitem__)
 
 
 def packed(tree: Any) -> bytes:
-    """A tree as the bytes of one safetensors file."""
+    """Return the bytes of a safetensors file with the tree."""
     return b"".join(pieces(tree))
 
 
 def pieces(tree: Any) -> list[Piece]:
-    """A tree as the bytes of one safetensors file, in pieces."""
+    """Return the bytes of a safetensors file with the tree, in pieces."""
     json_tree, tensors = flattened(tree)
     return file_pieces(tensors, {"tree": json.dumps(json_tree)})
 
 
 def file_pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[Piece]:
-    """Contiguous tensors as the bytes of one safetensors file, in pieces: they are not copied, their memory is looked at where it lies."""
+    """Return the bytes of a safetensors file with contiguous tensors, in pieces. The tensors are not copied."""
     if sys.byteorder == "big" or any(value.dtype not in SAFETENSORS_NAMES for value in tensors.values()):
         return [save_safetensors({name: value.clone() for name, value in tensors.items()}, dict(metadata or {}))]
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # so that every tensor is aligned
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # aligns every tensor
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     end = 0
     for name, value in ordered:
@@ -147,19 +142,19 @@ def file_pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | Non
 
 
 def raw(value: Tensor) -> memoryview:
-    """The memory of a contiguous tensor."""
+    """Return the memory of a contiguous tensor."""
     return value.reshape(-1).view(torch.uint8).numpy().data
 
 
 def unpacked(data: bytes) -> Any:
-    """The tree in the bytes of a safetensors file."""
+    """Read a tree from the bytes of a safetensors file."""
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     return rebuilt(json.loads(header["__metadata__"]["tree"]), load_safetensors(data))
 
 
 def own(tree: T) -> T:
-    """The same tree with tensors of its own: later training cannot change it."""
+    """Copy a tree and its tensors, so that later training cannot change them."""
 
     def own_leaf(leaf: Any) -> Any:
         return leaf.detach().clone(memory_format=torch.contiguous_format) if isinstance(leaf, Tensor) else plain(leaf)
@@ -168,12 +163,11 @@ def own(tree: T) -> T:
 
 
 def size(tree: Any) -> int:
-    """Bytes of all tensors of a tree."""
+    """Return the total size of all tensors in bytes."""
     return sum(value.nbytes for value in tensors_in(tree))
 
 
 def tree_digest(tree: Any) -> str:
-    """A hash of plain values and tensors."""
     json_tree, tensors = flattened(tree)
     total = hashlib.sha256(json.dumps(json_tree, sort_keys=True).encode())
     for name, value in sorted(tensors.items()):

@@ -1,9 +1,7 @@
-"""Code that a text names, a file of methods or ``module.path:function``, is run only if the user asked for it.
+"""Trust in code: method files and ``module.path:function`` run only if the user named them, or passed ``--trust``.
 
-Naming code on the command line or in Python is asking for it. A run folder, a recipe and a node's description do not: they may come from
-somebody else. A ``Trust`` is the code that may be run, and travels with the settings that name it (``Settings.trust``). It is empty until
-code is added. ``core.method.load_file`` and ``runs/assemble.imported`` are the only places that import named code, and both require it:
-settings from a new source that forgets to trust something are refused.
+Run folders, recipes and node descriptions may come from another user, so the code they name is not trusted. ``Settings.trust`` lists the
+trusted code. ``core.method.load_file`` and ``runs/assemble.imported`` are the only functions that import named code, and both check it.
 """
 
 from __future__ import annotations
@@ -17,11 +15,11 @@ from polyfed.errors import UntrustedCode
 
 FILE, FUNCTION = "load", "model"
 LIBRARIES = ("timm", "torchvision")
-"""Before a colon, they name a network of that library, not a function to import."""
+"""Prefixes of networks from a library. They do not name a function to import."""
 
 
 class NamedCode(NamedTuple):
-    """Code by the setting that names it: a file (``load``) or a function (``model``)."""
+    """Code named by a setting: a file (``load``) or a function (``model``)."""
 
     setting: str
     text: str
@@ -35,7 +33,7 @@ class NamedCode(NamedTuple):
 
 
 def names_function(model: str) -> bool:
-    """Return True if the text of a model is ``module.path:function``, not a registered name."""
+    """Return True if a model is ``module.path:function`` instead of a registered name."""
     before, colon, _ = model.split("(")[0].partition(":")
     return bool(colon) and before not in LIBRARIES
 
@@ -50,8 +48,8 @@ class Trust:
     """Code that may be run.
 
     Attributes:
-        code: What the user named, or trusts somebody else to have named.
-        refused: Other code with the file that names it, for the error message.
+        code: Code named by the user, or by a file that the user trusts.
+        refused: Untrusted code and the file that names it, for error messages.
     """
 
     code: frozenset[NamedCode] = frozenset()
@@ -64,19 +62,19 @@ class Trust:
         return replace(self, refused=(*self.refused, *((each, source) for each in code)))
 
     def require(self, code: Iterable[NamedCode]) -> None:
-        """Refuse code that the user did not ask for."""
+        """Raise an error for code that is not trusted."""
         for each in code:
             if each in self.code:
                 continue
             source = dict(self.refused).get(each)
-            who = (
-                f"{source} names code of its own, and this account did not write that file"
+            reason = (
+                f"{source} refers to code, and this user account did not write that file"
                 if source is not None
                 else f"{each.setting} = {each.text!r} was not named by you"
             )
             raise UntrustedCode(
-                f"{who}: it would {each.words}. Nothing was run. If you trust it, say --trust (in Python trust=True), "
-                f"or name it yourself: --{each.setting} {each.text}"
+                f"{reason}. It would {each.words}. No code was run. If you trust the code, pass --trust (in Python: trust=True), "
+                f"or --{each.setting} {each.text}"
             )
 
 

@@ -1,4 +1,4 @@
-"""``polyfed analyse``: pictures, tables and numbers, and a sentence where a kind does not apply."""
+"""``polyfed analyse``: figures, tables and numbers, and a reason for each analysis that does not apply."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_chosen_kinds_and_wrong_ones(runs: Path, polyfed: Command) -> None:
     assert listed.code == 0 and all(name in listed.out for name in KINDS)
     wrong = polyfed("analyse", runs, "--kind", "confidenze")
     assert wrong.code == 2 and "There is no analysis 'confidenze'. Did you mean confidence?" in wrong.err
-    assert polyfed("analyse").code == 2 and "Name at least one run folder" in polyfed("analyse").err
+    assert polyfed("analyse").code == 2 and "RUN is missing." in polyfed("analyse").err
     assert "--figures cannot be 'gif'" in polyfed("analyse", runs / "fedavg", "--kind", "confidence", "--figures", "gif").err
 
 

@@ -1,4 +1,4 @@
-"""The command line: what it prints, how it ends, and what it says to bad input."""
+"""The command line: output, exit codes, and error messages."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def test_module_runs_as_a_command() -> None:
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     ended = subprocess.run([sys.executable, "-m", "polyfed", "run"], capture_output=True, text=True, env=environment, check=False)
     assert ended.returncode == 2
-    assert ended.stderr.startswith("polyfed: Name the data")
+    assert ended.stderr.startswith("polyfed: DATA is missing.")
 
 
 def test_run_prints_tables_and_json(polyfed: Command, images: Path) -> None:
     ended = polyfed("run", images, "--method", "fedbn", *SHORT, "--unseen", "night", "--json")
     assert ended.code == 0, ended.err
-    told = ended.json
-    accuracy = told["accuracy"]
+    result = ended.json
+    accuracy = result["accuracy"]
     assert set(accuracy["seen"]) == {"day"} and set(accuracy["unseen"]) == {"night"}
     assert accuracy["mean"] == accuracy["worst"] == accuracy["seen"]["day"]
     assert all(0 <= value <= 1 for value in (*accuracy["seen"].values(), *accuracy["unseen"].values()))
-    assert told["run"] == "runs/pictures-fedbn-seed0" and Path(told["run"], "run.toml").is_file()
-    # Worked out from the layers of small_cnn for two classes: three convolutions without bias, and the head.
+    assert result["run"] == "runs/pictures-fedbn-seed0" and Path(result["run"], "run.toml").is_file()
+    # Computed from the layers of small_cnn for two classes: three convolutions without bias, and the head.
     shared = 4 * (16 * 3 * 25 + 32 * 16 * 9 + 64 * 32 * 9 + 64 * 16 * 2 + 2)
-    assert told["bytes_up"] == told["bytes_down"] == 2 * shared
-    assert told["seconds"] > 0
-    night = next(score for score in told["scores"] if score["domain"] == "night")
+    assert result["bytes_up"] == result["bytes_down"] == 2 * shared
+    assert result["seconds"] > 0
+    night = next(score for score in result["scores"] if score["domain"] == "night")
     p, n = accuracy["unseen"]["night"], night["count"]
     assert f"{100 * p:.1f} ±{100 * math.sqrt(p * (1 - p) / n):.1f}" in ended.out
     assert "unseen" in ended.out and "traffic" in ended.out and "run folder: runs/pictures-fedbn-seed0" in ended.out
@@ -62,9 +62,11 @@ def test_notices_are_warnings(polyfed: Command, images: Path) -> None:
 
 def test_digest_is_that_of_the_run_and_the_same_for_equal_runs(polyfed: Command, images: Path) -> None:
     runs = {"a": "fedavg", "b": "fedavg", "c": "fedprox(mu=0.0)", "d": "fedprox(mu=0.5)"}
-    told = {out: polyfed("run", images, "--method", text, *SHORT, "--out", out, "-q", "--json").json for out, text in runs.items()}
+    result = {
+        out: polyfed("run", images, "--method", text, *SHORT, "--out", out, "-q", "--json").json for out, text in runs.items()
+    }
     printed = {out: polyfed("digest", out).out.strip() for out in runs}
-    assert printed == {out: summary["digest"] for out, summary in told.items()}
+    assert printed == {out: summary["digest"] for out, summary in result.items()}
     assert printed["a"] == printed["b"] == printed["c"] != printed["d"]
     assert polyfed("digest", "a", "--json").json == {"digest": printed["a"], "round": 2, "finished": True, "run": "a"}
 
@@ -85,7 +87,7 @@ def test_stopped_run_is_resumed_to_the_same_end(polyfed: Command, images: Path, 
     (tmp_path / "stop").touch()
     stopped = polyfed(*command, "--out", "stopped")
     assert (stopped.code, stopped.out) == (130, "")
-    assert stopped.err == "polyfed: stopped; go on with: polyfed resume stopped\n"
+    assert stopped.err == "polyfed: Stopped. Resume it with: polyfed resume stopped\n"
     (tmp_path / "stop").unlink()
     whole = polyfed(*command, "--out", "whole").json
     resumed = polyfed("resume", "stopped", "--json", "-q").json
@@ -149,9 +151,7 @@ def test_predict_takes_the_runs_own_newcomer_and_refuses_an_empty_folder(polyfed
     says(polyfed("predict", "r", "empty"), "No images found in empty")
 
 
-def test_a_method_with_a_newcomer_of_its_own_says_that_the_choice_is_not_used(
-    polyfed: Command, images: Path, tmp_path: Path
-) -> None:
+def test_newcomer_is_rejected_for_a_method_with_a_custom_newcomer(polyfed: Command, images: Path, tmp_path: Path) -> None:
     polyfed("run", images, "--method", "local", *SHORT, "--unseen", "night", "--out", "r", "-q")
     Image.new("RGB", (16, 16), (250, 250, 250)).save(tmp_path / "new.png")
     assert "local, newcomer\n" in polyfed("predict", "r", "new.png").out
@@ -160,10 +160,10 @@ def test_a_method_with_a_newcomer_of_its_own_says_that_the_choice_is_not_used(
     assert "--newcomer nearest has no effect" in evaluated.err and "(newcomer:" not in evaluated.out
 
 
-def test_what_a_data_set_or_setting_needs_is_said(polyfed: Command, tmp_path: Path, images: Path) -> None:
+def test_messages_about_missing_options(polyfed: Command, tmp_path: Path, images: Path) -> None:
     says(polyfed("run", "pacs"), "pacs reads files", "--root DIR")
     says(polyfed("run", images, "--partition", "dirichlet"), "dirichlet requires", "=...")
-    says(polyfed("run", images, "--optimizer", "adam", "--momentum", "0.9"), "momentum is for sgd")
+    says(polyfed("run", images, "--optimizer", "adam", "--momentum", "0.9"), "--momentum works only with --optimizer sgd")
     (tmp_path / "pacs").mkdir()
     says(polyfed("run", "pacs"), "pacs reads files")
 
@@ -177,12 +177,14 @@ def test_lists_and_descriptions(polyfed: Command) -> None:
     says(polyfed("ls", "metods"), "Did you mean methods?")
     says(polyfed("show", "fedbm"), "Did you mean fedbn?")
     assert polyfed("show", "domain-even", "--json").json["options"][0]["default"] == 20
+    printed = polyfed("show", "fedwon").out
+    assert re.search(r"smallest batch +1\b", printed) and re.search(r"needs batch norm +no\b", printed)
 
 
-def test_show_tells_the_plan(polyfed: Command, images: Path) -> None:
-    told = polyfed("show", "agc + fedbn", "--data", images, "--json").json
-    travels = {row["kind"]: row["travels"] for row in told["plan"]}
-    assert told["name"] == "fedbn + agc(clip=1.28)"
+def test_show_prints_the_sharing_plan(polyfed: Command, images: Path) -> None:
+    result = polyfed("show", "agc + fedbn", "--data", images, "--json").json
+    travels = {row["kind"]: row["travels"] for row in result["plan"]}
+    assert result["name"] == "fedbn + agc(clip=1.28)"
     assert travels["norm_affine"] == travels["norm_stat"] == "local" and travels["weight"] == travels["head"] == "shared"
     printed = polyfed("show", "fedbn", "--data", images, "--model", "resnet20").out
     assert "Reference: X. Li et al." in printed and "norm_stat" in printed
@@ -190,15 +192,10 @@ def test_show_tells_the_plan(polyfed: Command, images: Path) -> None:
     assert model["parameters"] == 34714 - 8 * (1024 + 1)
 
 
-def test_show_says_numbers_as_numbers(polyfed: Command) -> None:
-    printed = polyfed("show", "fedwon").out
-    assert re.search(r"smallest batch +1\b", printed) and re.search(r"needs batch norm +no\b", printed)
-
-
 def test_bad_input_gets_one_sentence(polyfed: Command, images: Path, tmp_path: Path) -> None:
     says(polyfed("run", images, "--method", "fedbm"), "fedbm", "Did you mean fedbn?")
     says(polyfed("run", images, "--method", "fedprox(nu=1)"), "nu", "Choose from: mu.")
-    says(polyfed("run", images, "--rounds", "-1"), "rounds must be at least 1, found -1")
+    says(polyfed("run", images, "--rounds", "-1"), "rounds must be at least 1, got -1")
     says(polyfed("run", images, "--rounds", "many"), "--rounds")
     says(polyfed("run", images, "--ronds", "3"), "--rounds")
     says(polyfed("run", images, "--set", "ronds=3"), "Did you mean rounds?")
@@ -247,16 +244,3 @@ def test_data_check(polyfed: Command, tmp_path: Path) -> None:
     says(polyfed("data", "check", "digits-mini", "--root", tmp_path), "nothing to check")
     says(polyfed("data", "check", "digit-five", "--root", tmp_path), "Did you mean digits-five?")
     assert polyfed("data", "check", "pacs", "--root", tmp_path).code == 2
-
-
-def test_report_takes_runs_and_folders_of_runs(polyfed: Command, tmp_path: Path) -> None:
-    from polyfed.api import run
-    from polyfed.testing import TinyNet, tiny_federation
-
-    for seed in (0, 1):
-        run(tiny_federation(), "fedavg", TinyNet(), rounds=1, batch_size=4, seed=seed, out=tmp_path / "runs" / f"seed{seed}")
-    page = tmp_path / "page.html"
-    assert polyfed("report", tmp_path / "runs", "-o", page).code == 0
-    assert "fedavg" in page.read_text()
-    ended = polyfed("report", tmp_path / "nothing")
-    assert ended.code == 2 and "not a run" in ended.err

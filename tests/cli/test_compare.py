@@ -1,4 +1,4 @@
-"""Comparisons: the table is what the runs say, runs are reused, a method that fails does not stop the others."""
+"""Comparisons: the table matches the runs, runs are reused, and a failed method does not stop the others."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def best_of(runs: RunSet) -> dict[str, list[str]]:
     return {column.name: [row.method for row in runs.best(column)] for column in runs.all_columns()}
 
 
-def test_best_of_each_column_and_nobody_where_all_are_equal() -> None:
+def test_best_of_each_column_unless_all_are_equal() -> None:
     runs = RunSet([row_of("x", record({"a": 0.5, "b": 0.8})), row_of("y", record({"a": 0.6, "b": 0.8}))])
     assert best_of(runs) == {"a": ["y"], "b": [], "mean": ["y"], "worst": ["y"]} and runs.cheapest("bytes_up") == []
     assert runs.best(Column("spread", "seen", ("", "spread"))) == []
@@ -99,7 +99,7 @@ def test_methods_that_pool_data_are_never_the_best() -> None:
     assert [row.method for row in runs.ranked("seen")] == ["central", "x", "y"]
 
 
-def test_left_out_in_turn_joins_unseen_domains() -> None:
+def test_leave_one_out_runs_are_joined() -> None:
     parts = [record({"a": 0.5}, view="unseen"), record({"b": 0.7}, view="unseen")]
     row = row_of("x", joined(parts, ["a", "b"]))
     columns = RunSet([row]).all_columns()
@@ -107,13 +107,13 @@ def test_left_out_in_turn_joins_unseen_domains() -> None:
     assert row.bytes_up == 100
 
 
-def test_a_reason_that_several_methods_share_is_said_once(polyfed: Command, images: Path) -> None:
+def test_a_shared_problem_is_printed_once(polyfed: Command, images: Path) -> None:
     ended = polyfed("compare", images, "--methods", "fedavg; fedbn", *SHORT, "--loss", "focal")
     assert ended.code == 2 and ended.out.count("could not be run") == 1
     assert "fedavg; fedbn could not be run: There is no loss called 'focal'" in " ".join(ended.out.split())
 
 
-def test_compare_reuses_runs_and_goes_on_after_a_failure(polyfed: Command, images: Path) -> None:
+def test_compare_reuses_runs_and_continues_after_a_failure(polyfed: Command, images: Path) -> None:
     command = (
         "compare",
         images,
@@ -134,9 +134,9 @@ def test_compare_reuses_runs_and_goes_on_after_a_failure(polyfed: Command, image
     alone = [polyfed("run", images, "--method", "fedbn", *SHORT, "--seed", seed, "-q", "--json").json for seed in ("0", "1")]
     for domain in ("day", "night"):
         values = [run["accuracy"]["seen"][domain] for run in alone]
-        told = fedbn["accuracy"]["seen"][domain]
-        assert told["values"] == values
-        assert told["error"] == pytest.approx(statistics.stdev(values))
+        result = fedbn["accuracy"]["seen"][domain]
+        assert result["values"] == values
+        assert result["error"] == pytest.approx(statistics.stdev(values))
     assert fedbn["bytes_up_per_client_and_round"] == alone[0]["bytes_up"] / (2 * 2)
     assert "sample standard deviation over 2 seeds" in first.out and "Test images: day 8, night 8" in " ".join(first.out.split())
     written = {path: path.stat().st_mtime_ns for path in Path("runs/compare-pictures").rglob("*") if path.is_file()}
@@ -160,26 +160,26 @@ def test_leave_one_out(polyfed: Command, images: Path) -> None:
     assert f"day {pictures}" in " ".join(ended.out.split())
 
 
-def test_compare_loads_own_methods_and_resumes_what_was_stopped(polyfed: Command, images: Path, tmp_path: Path) -> None:
+def test_compare_loads_custom_methods_and_resumes_interrupted_runs(polyfed: Command, images: Path, tmp_path: Path) -> None:
     (tmp_path / "stopping.py").write_text(STOPPER)
     (tmp_path / "stop").touch()
     command = ("compare", images, "--methods", "fedbn; fedbn + stopper", "--load", "stopping.py", *SHORT, "-q", "--json")
     stopped = polyfed(*command)
-    assert stopped.code == 130 and "the same command goes on" in stopped.err
+    assert stopped.code == 130 and "Run the same command again to resume" in stopped.err
     (tmp_path / "stop").unlink()
     again = polyfed(*(word for word in command if word != "-q"))
     rows = again.json["methods"]
     assert rows[0]["accuracy"] == rows[1]["accuracy"]
     assert "fedbn + stopper, seed 0: accuracy: mean" in again.err and "resumed" in again.err
-    assert "1 of 2 runs were in runs/compare-pictures already and are used as they are." in again.err
+    assert "Reusing 1 of 2 runs from runs/compare-pictures." in again.err
 
 
-def test_rounds_that_follow_from_a_budget_are_told(polyfed: Command, images: Path) -> None:
-    told = polyfed("compare", images, "--methods", "fedavg", *SHORT[2:], "--total-epochs", "3", "-q", "--json").json
-    assert told["rounds"] == 3
+def test_rounds_of_a_budget_are_reported(polyfed: Command, images: Path) -> None:
+    result = polyfed("compare", images, "--methods", "fedavg", *SHORT[2:], "--total-epochs", "3", "-q", "--json").json
+    assert result["rounds"] == 3
 
 
-def test_compare_leaves_a_run_that_another_process_trains_and_goes_on(polyfed: Command, images: Path, tmp_path: Path) -> None:
+def test_compare_skips_a_run_that_another_process_trains(polyfed: Command, images: Path, tmp_path: Path) -> None:
     (tmp_path / "stopping.py").write_text(STOPPER)
     (tmp_path / "stop").touch()
     command = ("compare", images, "--methods", "fedbn + stopper; fedavg", "--load", "stopping.py", *SHORT, "--json")
@@ -217,7 +217,7 @@ def test_two_compares_on_one_folder_share_the_work(tmp_path: Path) -> None:
     assert sum(trained) == 2, [err for _, err in ended]
 
 
-def test_a_run_that_another_process_trains_is_waited_for_and_read(polyfed: Command, tmp_path: Path) -> None:
+def test_compare_waits_for_a_run_of_another_process(polyfed: Command, tmp_path: Path) -> None:
     folder = tmp_path / "both" / "fedavg-seed0"
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout is not None and holder.stdin is not None and holder.stdout.readline() == "held\n"
@@ -268,7 +268,7 @@ def test_other_images_make_another_run(polyfed: Command, images: Path) -> None:
 def test_bad_comparisons_get_one_sentence(polyfed: Command, images: Path) -> None:
     says(polyfed("compare", images, "--methods", "fedavg; fedbm"), "Did you mean fedbn?")
     says(polyfed("compare", images, "--methods", " ; "), "No methods")
-    says(polyfed("compare", images, "--methods", "fedavg", "--seeds", "0"), "seeds must be at least 1, found 0.")
+    says(polyfed("compare", images, "--methods", "fedavg", "--seeds", "0"), "seeds must be at least 1, got 0.")
     says(polyfed("compare", images, "--methods", "fedavg", "--protocol", "loo"), "leave-one-out")
     says(polyfed("compare", images), "--methods")
     assert not Path("runs").exists()

@@ -51,10 +51,7 @@ def test_names_are_completed() -> None:
 
 def test_completion_is_shown_and_installed(polyfed: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    for shell, file, startup in (
-        ("zsh", ".zfunc/_polyfed", ".zshrc"),
-        ("fish", ".config/fish/completions/polyfed.fish", None),
-    ):
+    for shell, file, startup in (("zsh", ".zfunc/_polyfed", ".zshrc"), ("fish", ".config/fish/completions/polyfed.fish", None)):
         monkeypatch.setenv("SHELL", f"/bin/{shell}")
         shown = polyfed("--show-completion").out
         assert f"_POLYFED_COMPLETE={shell}_complete" in shown
@@ -63,7 +60,7 @@ def test_completion_is_shown_and_installed(polyfed: Command, tmp_path: Path, mon
         assert (tmp_path / file).read_text().strip() == shown.strip()
         assert startup is None or (tmp_path / startup).read_text().count("compinit; compinit") == 1
     monkeypatch.setenv("SHELL", "/bin/csh")
-    says(polyfed("--install-completion"), "no completion for the shell 'csh'")
+    says(polyfed("--install-completion"), "does not support the shell 'csh'")
 
 
 def test_the_last_method_of_a_text_is_completed() -> None:

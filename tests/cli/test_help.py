@@ -11,10 +11,10 @@ import pytest
 
 from helpers.command_line import Command, says
 from helpers.paths import SOURCE
-from polyfed.cli.commands import Entry, all_groups, entries, imported
+from polyfed.cli.commands import COMMANDS, entries, imported
+from polyfed.cli.guard import OPTION_SYNONYMS, SYNONYMS
 from polyfed.cli.help import GROUPS
 from polyfed.cli.main import app
-from polyfed.cli.suggestions import OPTION_SYNONYMS, SYNONYMS
 from polyfed.settings import FACTS
 
 MANY = ("run", "compare", "sweep")
@@ -35,7 +35,7 @@ def every_command() -> list[tuple[str, ...]]:
 def test_help_lists_every_command_in_its_group_on_one_line(polyfed: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     shown = polyfed("--help").out
-    for group, listed in all_groups().items():
+    for group, listed in COMMANDS.items():
         panel = shown[shown.index(f"─ {group} ─") :]
         for entry in filter(lambda entry: entry.is_available, listed):
             assert re.search(rf"^│ {entry.name} +{re.escape(entry.line)} +│$", panel, re.MULTILINE), entry.name
@@ -65,7 +65,7 @@ def test_help_all_has_every_setting_in_its_group(polyfed: Command) -> None:
 
 
 def test_every_synonym_stands_for_something() -> None:
-    names = {entry.name for group in all_groups().values() for entry in group}
+    names = {entry.name for group in COMMANDS.values() for entry in group}
     assert set(SYNONYMS.values()) <= names and not set(SYNONYMS) & names
     known = {option for name in entries() for param in imported(entries()[name]).params for option in param.opts}
     assert {f"--{ours}" for ours in OPTION_SYNONYMS.values()} <= known
@@ -73,26 +73,23 @@ def test_every_synonym_stands_for_something() -> None:
 
 def test_what_was_meant_is_suggested(polyfed: Command) -> None:
     for words, sentence in (
-        (["tain"], "There is no command 'tain'. To train, use polyfed run."),
-        (["train"], "There is no command 'train'. To train, use polyfed run."),
-        (["rnu"], "There is no command 'rnu'. Did you mean run?"),
-        (["Compare"], "There is no command 'Compare'. Did you mean compare?"),
-        (["xyzzy"], "There is no command 'xyzzy'. polyfed --help lists all."),
-        (["run", "--learning-rate", "1"], "There is no option --learning-rate. Did you mean --lr? See polyfed run --help."),
-        (["run", "--ruonds", "1"], "There is no option --ruonds. Did you mean --rounds? See polyfed run --help."),
-        (["run", "--batch_size", "1"], "There is no option --batch_size. Did you mean --batch-size? See polyfed run --help."),
-        (
-            ["run", "--dataset", "x"],
-            "There is no option --dataset. DATA is written without an option: polyfed run DATA. See polyfed run --help.",
-        ),
-        (["ls", "--xyzzy"], "There is no option --xyzzy. See polyfed ls --help."),
-        (["data", "chek"], "There is no command 'chek'. Did you mean check? See polyfed data --help."),
+        (["tain"], "Unknown command 'tain'. To train, use polyfed run."),
+        (["train"], "Unknown command 'train'. To train, use polyfed run."),
+        (["rnu"], "Unknown command 'rnu'. Did you mean run?"),
+        (["Compare"], "Unknown command 'Compare'. Did you mean compare?"),
+        (["xyzzy"], "Unknown command 'xyzzy'. Run polyfed --help for a list."),
+        (["run", "--learning-rate", "1"], "Unknown option --learning-rate. Did you mean --lr? See polyfed run --help."),
+        (["run", "--ruonds", "1"], "Unknown option --ruonds. Did you mean --rounds? See polyfed run --help."),
+        (["run", "--batch_size", "1"], "Unknown option --batch_size. Did you mean --batch-size? See polyfed run --help."),
+        (["run", "--dataset", "x"], "Unknown option --dataset. DATA is an argument: polyfed run DATA. See polyfed run --help."),
+        (["ls", "--xyzzy"], "Unknown option --xyzzy. See polyfed ls --help."),
+        (["data", "chek"], "Unknown command 'chek'. Did you mean check? See polyfed data --help."),
         (
             ["compare", "digits-mini", "--methods", "fedavg", "fedbn"],
             "Got unexpected extra argument (fedbn). Separate methods with ; and put them in quotes: "
             '--methods "fedavg; fedbn". See polyfed compare --help.',
         ),
-        (["ls", "methods", "all"], "Got unexpected extra argument (all). It takes [KIND]; put a text with spaces in quotes. See polyfed ls --help."),
+        (["ls", "methods", "all"], "Got unexpected extra argument (all). The command takes [KIND]. Put arguments with spaces in quotes. See polyfed ls --help."),
     ):  # fmt: skip
         ended = polyfed(*words)
         says(ended)
@@ -109,7 +106,7 @@ def test_ls_without_a_kind_lists_the_kinds(polyfed: Command) -> None:
     assert shown.code == 0
     for kind in ("methods", "data", "models", "partitions", "losses", "recipes", "experiments"):
         assert re.search(rf"^ {kind} ", shown.out, re.MULTILINE)
-    assert "polyfed ls KIND lists them; polyfed show NAME shows one in full." in shown.out
+    assert "Show details with polyfed show NAME." in shown.out
     assert polyfed("ls", "--json").json["kinds"][0] == "methods"
     assert polyfed("ls", "Losses").out == polyfed("ls", "losses").out
 
@@ -142,21 +139,17 @@ assert not heavy, heavy
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("Example") == 9 + ("deploy" in entries())
-    assert "A data set, or a folder root/<domain>/<class>/*." in ended.stdout
+    assert "Data set name, image folder root/<domain>/<class>/*, or table of images" in ended.stdout
 
 
 def test_a_command_whose_package_is_missing_is_not_listed_and_names_the_extra(
     polyfed: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed = {entry.name: entry for entry in all_groups()["Deploy"]}
-    assert listed["serve"] == Entry(
-        "serve", "polyfed.cli.serve:serve", "Serve a recipe to nodes on other machines.", "flwr", "polyfed[flower]"
-    )
     monkeypatch.setattr("polyfed.cli.commands.find_spec", lambda name: None)
-    assert list(entries())[-1] == "audit" and not re.search("serve|join|nodes|deploy", polyfed("--help").out)
+    assert list(entries())[-1] == "audit" and not re.search("│ (serve|join|nodes|deploy) ", polyfed("--help").out)
     for words in (["serve", "demo"], ["nodes", "list"], ["deploy", "--help"]):
         says(polyfed(*words), f"polyfed {words[0]} needs flwr. Install it with: pip install 'polyfed[flower]'")
-    says(polyfed("serv"), "There is no command 'serv'.")
+    says(polyfed("serv"), "Unknown command 'serv'.")
 
 
 def test_the_group_knows_commands_by_name() -> None:

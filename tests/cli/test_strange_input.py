@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from helpers.command_line import Ended
-from polyfed.cli.guard import OWN_FAULT
+from polyfed.cli.guard import INTERNAL_ERROR_MESSAGE
 from polyfed.cli.main import app
 from polyfed.core.method import methods
 from polyfed.core.server import Server
@@ -119,7 +119,7 @@ def check(words: Sequence[str]) -> None:
     """The command ends as it should, and says why where it does not succeed."""
     ended = command(*words)
     assert ended.code in (0, 1, 2), (words, ended)
-    assert "Traceback" not in ended.err and OWN_FAULT not in ended.err, (words, ended.err)
+    assert "Traceback" not in ended.err and INTERNAL_ERROR_MESSAGE not in ended.err, (words, ended.err)
     if ended.code:
         assert (ended.err + ended.out).strip(), (words, ended)
     assert "\x1b[31m" not in ended.err, (words, "an escape sequence reached the terminal")
@@ -278,12 +278,7 @@ def strange_images(examples: int, folder: Path) -> None:
     each()
 
 
-KINDS = {
-    "options": strange_options,
-    "recipes": strange_recipes,
-    "folders": strange_folders,
-    "images": strange_images,
-}
+KINDS = {"options": strange_options, "recipes": strange_recipes, "folders": strange_folders, "images": strange_images}
 
 
 @pytest.mark.parametrize("kind", KINDS)

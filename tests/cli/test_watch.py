@@ -35,7 +35,7 @@ def test_watching_runs(tmp_path: Path, polyfed: Command) -> None:
     assert polyfed("watch", "empty", "--once").code == 0
     refused = polyfed("watch", "nowhere")
     assert refused.code == 2 and "Folder nowhere does not exist." in refused.err
-    assert "--every takes a number of seconds above 0" in polyfed("watch", "runs", "--every", "0").err
+    assert "--every must be a number of seconds above 0" in polyfed("watch", "runs", "--every", "0").err
 
 
 def test_curves_in_one_line() -> None:

@@ -71,5 +71,5 @@ def test_a_tree_is_written_with_references_and_read_back() -> None:
     assert list(paths) == ["/0/0", "/0/1/0/0"]
     back = from_json(written, paths.__getitem__)
     assert back["a"][0] is ONE and back["a"][1]["b"][0] is TWO and back["a"][1]["b"][1:] == (1, None) and back["d"] == ()
-    with pytest.raises(TypeError, match="found set"):
+    with pytest.raises(TypeError, match="got set"):
         as_json({"x": {1, 2}}, reference)

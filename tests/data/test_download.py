@@ -148,14 +148,14 @@ def test_every_file_has_a_bound_and_an_encrypted_mirror_comes_first():
 
 
 def test_the_commands(polyfed, server, monkeypatch, tmp_path):
-    assert {row["name"]: row["get"] for row in polyfed("data", "ls", "--json").json["data_sets"]}["pacs"] == "by hand"
+    assert {row["name"]: row["get"] for row in polyfed("data", "ls", "--json").json["data_sets"]}["pacs"] == "manual download"
     assert "cifar10" in polyfed("data", "ls").out
-    says(polyfed("data", "get", "pacs", "--root", "d"), "must be had by hand", "PACS/<domain>/<class>/*", "Terms")
-    says(polyfed("data", "get", "digits-mini", "--root", "d"), "nothing to get")
+    says(polyfed("data", "get", "pacs", "--root", "d"), "must be downloaded manually", "PACS/<domain>/<class>/*", "Terms")
+    says(polyfed("data", "get", "digits-mini", "--root", "d"), "has no files to download")
     declared = replace(CIFAR10, files=(remote(server, "sound"),))
     monkeypatch.setitem(data_sets.find("cifar10").extra, "declaration", declared)
     shown = polyfed("data", "get", "cifar10", "--root", "d")
-    assert shown.code == 0 and "1 of 1 files downloaded to d" in shown.out
+    assert shown.code == 0 and "Downloaded 1 of 1 files to d" in shown.out
     assert polyfed("data", "get", "cifar10", "--root", "d", "--json").json["downloaded"] == []
 
 

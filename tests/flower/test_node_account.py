@@ -215,7 +215,7 @@ def test_the_command_shows_an_account_by_run(tmp_path: Path, polyfed: Command) -
     found = polyfed("audit", "spent", path, "--json").json
     assert found["epsilon"] == spent_by([STEP, STEP], 1e-5)
     assert set(found["runs"]) == {"a" * 32, "b" * 32}
-    assert "in all" in polyfed("audit", "spent", path).out
+    assert "total" in polyfed("audit", "spent", path).out
     assert polyfed("audit", "spent", path, "--delta", "2").code == 2
     missing = polyfed("audit", "spent", tmp_path / "none")
     assert (missing.code, "No privacy ledger at" in missing.err) == (2, True)

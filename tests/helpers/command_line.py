@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polyfed.cli.guard import OWN_FAULT
+from polyfed.cli.guard import INTERNAL_ERROR_MESSAGE
 from polyfed.cli.main import app
 from polyfed.core.method import methods
 
@@ -53,7 +53,7 @@ def polyfed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         with pytest.raises(SystemExit) as end:
             app.main([str(arg) for arg in args], prog_name="polyfed")
         printed = capsys.readouterr()
-        assert OWN_FAULT not in printed.err, printed.err
+        assert INTERNAL_ERROR_MESSAGE not in printed.err, printed.err
         return Ended(int(end.value.code or 0), printed.out, printed.err)
 
     return command

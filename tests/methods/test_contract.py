@@ -160,14 +160,14 @@ WRONG = {
     "does not send down": Method(
         "sends_too_much", sharing=(Rule(batch_norm, down=False),), outgoing=send_everything, facts=Facts(client_state=True)
     ),
-    "whose round 2 is repeated": Method("steps_in_place", weighting=Stepping()),
+    "in which round 2 is retried": Method("steps_in_place", weighting=Stepping()),
     "the plan": Method(
         "uploads_local", sharing=(keep_local(batch_norm),), uploads=(upload_batch_norm,), facts=Facts(client_state=True)
     ),
-    "draws from the user's own random numbers": Method("uses_global_random", objective=(global_noise,)),
+    "draws from the global random generators": Method("uses_global_random", objective=(global_noise,)),
     "client_state": Method("hides_state", before_training=(remember,)),
     "data_derived_uploads": Method("leaks", after_training=(leak_labels,), reply_extras={"train": {"labels": LABELS}}),
-    "sends the extra 'labels' in its answer to 'train', which reply_extras does not declare": Method(
+    "sends the extra 'labels' in its reply to 'train', but reply_extras does not declare": Method(
         "forgets_to_declare",
         after_training=(leak_labels,),
         facts=Facts(data_derived_uploads="labels", granularity="per sample"),
@@ -179,7 +179,7 @@ WRONG = {
         reply_extras={"train": {"labels": Anything()}},
         facts=Facts(data_derived_uploads="labels", granularity="per sample"),
     ),
-    "should train as it declares": Method("says_one_is_enough", facts=Facts(smallest_batch=1)),
+    "training fails although the facts allow it": Method("says_one_is_enough", facts=Facts(smallest_batch=1)),
 }
 
 
@@ -217,5 +217,5 @@ def test_a_method_with_two_declared_passes_trains_for_several_epochs(capsys: pyt
 
 
 def test_state_kept_outside_the_run_fails() -> None:
-    with pytest.raises(ContractBroken, match=r"twice|resumed"):
+    with pytest.raises(ContractBroken, match=r"identical runs|resumed"):
         check_method(Method("forgetful", objective=(Forgetful(),)))

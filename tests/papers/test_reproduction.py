@@ -194,8 +194,8 @@ def test_the_command(polyfed: Command, monkeypatch: pytest.MonkeyPatch, tmp_path
         says(polyfed("reproduce", "tiny/figure-2"), "no experiment 'tiny/figure-2'", "Did you mean tiny/figure-1?")
         says(polyfed("reproduce", "tiny/figure-1", "--only", "FedBM"), "no method 'FedBM'", "FedBN")
         says(polyfed("reproduce", "tiny/figure-1", "--column", "pan"), "no column 'pan'", "pen")
-        says(polyfed("reproduce", "--all"), "--all is for --estimate")
-        says(polyfed("reproduce"), "Name an experiment")
+        says(polyfed("reproduce", "--all"), "--all requires --estimate")
+        says(polyfed("reproduce"), "EXPERIMENT is missing")
     finally:
         files.read_item.cache_clear()
 

@@ -81,7 +81,7 @@ def test_several_processes_write_one_chain(tmp_path: Path) -> None:
 
 def test_the_command_says_what_it_found(file: Path, polyfed: Command) -> None:
     done = polyfed("audit", "verify", file)
-    assert done.code == 0 and "5 lines, unbroken" in done.out
+    assert done.code == 0 and "chain of 5 lines is intact" in done.out
     file.write_text(file.read_text().replace("asked", "never", 1))
     done = polyfed("audit", "verify", file)
     assert done.code == 2 and "line 1 was changed" in done.err

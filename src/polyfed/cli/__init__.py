@@ -1,4 +1,4 @@
-"""The command line; one file per command: it reads the options, calls one of the functions of ``api.py``, and prints.
+"""Command line, with one file per command: it reads the options, calls one function of ``api.py``, and prints the result.
 
-Imports inside functions are here for start-up time only: help and most mistakes are answered without importing torch or rich.
+Imports inside functions reduce the start-up time: help and most error messages need neither torch nor rich.
 """

@@ -1,4 +1,4 @@
-"""``polyfed ls`` and ``polyfed show``: what there is, and one of it in full."""
+"""``polyfed ls`` and ``polyfed show``: lists and descriptions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from polyfed.cli.completion import complete_any, complete_kind
 from polyfed.cli.options import argument, command, flag, shared
-from polyfed.cli.output import View, console, print_footnotes, print_json, print_line, say, status
+from polyfed.cli.output import View, console, print_footnotes, print_json, print_line, print_text, status
 from polyfed.cli.tables import emit, print_pairs, print_table, styled
 from polyfed.errors import same_name
 from polyfed.settings import read_change
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from polyfed.cli.tables import Columns
 
 METHOD_NOTES = (
-    "smallest batch: model's = what the model allows (2 with batch norm, else 1).",
-    "sampled clients: state ages = works, but the state of clients that sit out gets old.",
+    "smallest batch: model's = the minimum of the model (2 with batch norm, otherwise 1).",
+    "sampled clients: state ages = works, but the state of clients that are not sampled becomes outdated.",
 )
 EXPERIMENT_NOTES = (
-    "core-hours: all seeds of what can be run (not yet: of all there will be), by the measured speed of the networks (docs/reproduce.md).",
-    "laptop, reduced: the same for the smaller forms (polyfed reproduce NAME --form laptop).",
-    "data here: looked for in --root DIR, or in the folder that POLYFED_DATA names.",
+    "core-hours: all seeds of the cells that can be run, computed from the measured speed of the networks (docs/reproduce.md).",
+    "laptop, reduced: core-hours of the smaller forms (polyfed reproduce NAME --form laptop).",
+    "data here: data sets found in --root DIR, or in the folder POLYFED_DATA.",
 )
-FACTS_OF_METHODS = {
+METHOD_FACTS = {
     "needs\nbatch\nnorm": "needs_batch_norm",
     "keeps\nstate": "keeps_client_state",
     "smallest\nbatch": "smallest_batch",
     "sampled\nclients": "sampled_clients",
-    "what leaves\na client": "data_derived_uploads",
+    "data-derived\nuploads": "data_derived_uploads",
 }
-USUAL_DATA = "digits-mini"
+DEFAULT_DATA = "digits-mini"
 
 
 def _load_files(files: Iterable[str]) -> None:
@@ -54,13 +54,13 @@ def ls(kind: str | None, load: Sequence[str], root: str | None, wide: bool, expl
     """List methods, data sets, models, partitions, losses, recipes or experiments."""
     view = View(wide, explain)
     if kind is None:
-        about = [{"kind": name, "what": what} for name, what in LISTS.items()]
-        emit(about, {"kind": "kind", "what": "what"}, {"kinds": list(LISTS)} if as_json else None)
+        kinds = [{"kind": name, "what": what} for name, what in LISTS.items()]
+        emit(kinds, {"kind": "kind", "description": "what"}, {"kinds": list(LISTS)} if as_json else None)
         if not as_json:
-            say("polyfed ls KIND lists them; polyfed show NAME shows one in full.")
+            print_text("List one kind with polyfed ls KIND. Show details with polyfed show NAME.")
         return
     kind = same_name(kind, LISTS) or kind
-    with status("Looking", as_json):
+    with status("Loading", as_json):
         _load_files(load)
         if kind == EXPERIMENTS:
             from polyfed.papers.costs import experiment_rows
@@ -75,16 +75,15 @@ def ls(kind: str | None, load: Sequence[str], root: str | None, wide: bool, expl
     elif kind == EXPERIMENTS:
         _print_experiments(rows, view)
     elif kind == "methods":
-        facts = {head: lambda row, key=key: _fact_words(row.get(key, "?")) for head, key in FACTS_OF_METHODS.items()}
-        emit(rows, {"name": "name", "what": "summary", **facts}, None, view=view, later=[[head] for head in facts])
-        print_footnotes("polyfed show NAME shows one in full.", METHOD_NOTES, view)
+        short = {"True": "yes", "False": "no", "None": "model's"}
+        facts = {
+            column: lambda row, key=key: short.get(str(row.get(key, "?")), str(row.get(key, "?")))
+            for column, key in METHOD_FACTS.items()
+        }
+        emit(rows, {"name": "name", "description": "summary", **facts}, None, view=view, optional=[[column] for column in facts])
+        print_footnotes("Show details with polyfed show NAME.", METHOD_NOTES, view)
     else:
-        emit(rows, {"name": "name", "what": "summary"}, None, view=view)
-
-
-def _fact_words(value: Any) -> str:
-    """Return a fact of a method for a narrow column."""
-    return {"True": "yes", "False": "no", "None": "model's"}.get(str(value), str(value))
+        emit(rows, {"name": "name", "description": "summary"}, None, view=view)
 
 
 def _print_experiments(rows: Sequence[dict[str, Any]], view: View) -> None:
@@ -92,21 +91,21 @@ def _print_experiments(rows: Sequence[dict[str, Any]], view: View) -> None:
 
     columns: Columns = {
         "name": "name",
-        "what": "title",
+        "title": "title",
         "data": lambda row: ", ".join(row["data"]),
-        "core-hours": lambda row: _hours(row["core_hours_full"]),
-        "laptop": lambda row: _hours(row["core_hours_laptop"]),
-        "reduced": lambda row: _hours(row["core_hours_reduced"]),
+        "core-hours": lambda row: _format_hours(row["core_hours_full"]),
+        "laptop": lambda row: _format_hours(row["core_hours_laptop"]),
+        "reduced": lambda row: _format_hours(row["core_hours_reduced"]),
         "data here": lambda row: here_words(dict(row)),
         "state": "state",
         "missing": lambda row: "; ".join(row["missing"]),
     }
-    later = [["laptop"], ["state"], ["data here"], ["core-hours"], ["data"], ["reduced"], ["missing"]]
-    emit(rows, columns, None, view=view, numbers=("core-hours", "laptop", "reduced"), later=later)
-    print_footnotes("core-hours of all seeds; laptop and reduced: the smaller forms (--form).", EXPERIMENT_NOTES, view)
+    optional = [["laptop"], ["state"], ["data here"], ["core-hours"], ["data"], ["reduced"], ["missing"]]
+    emit(rows, columns, None, view=view, numbers=("core-hours", "laptop", "reduced"), optional=optional)
+    print_footnotes("core-hours: all seeds; laptop, reduced: smaller forms.", EXPERIMENT_NOTES, view)
 
 
-def _hours(value: float | None) -> str:
+def _format_hours(value: float | None) -> str:
     if value is None:
         return "-"
     return "< 0.1" if value < 0.05 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
@@ -122,12 +121,12 @@ def _hours(value: float | None) -> str:
 @argument(
     "name",
     "NAME",
-    "A method (its text form works), data set, model, partition, loss, recipe or experiment.",
+    "Method expression, or name of a data set, model, partition, loss, recipe or experiment.",
     shell_complete=complete_any,
 )
-@click.option("--model", help="Model whose plan is shown; default: the data set's own.")
-@click.option("--data", help="Data set that gives the input shape and classes; default: digits-mini.")
-@flag("--privacy", help="Everything that leaves a client, and whether differential privacy covers it.")
+@click.option("--model", help="Model for the sharing plan. Default: the default model of the data set.")
+@click.option("--data", help="Data set that defines the input shape and classes. Default: digits-mini.")
+@flag("--privacy", help="Show everything that clients upload, and whether differential privacy covers it.")
 @shared("set", "load", "wide", "json")
 def show(
     name: str,
@@ -139,11 +138,11 @@ def show(
     wide: bool,
     as_json: bool,
 ) -> None:
-    """Show the idea, formula, reference, options and facts of something, and what travels."""
+    """Show the description, options and properties of a method, data set, model or recipe, and what a method sends."""
     from polyfed.papers.files import item_names
 
     item = same_name(name, item_names())
-    with status("Looking", as_json):
+    with status("Loading", as_json):
         if item is not None and not privacy:
             from polyfed.papers.costs import experiment_description
 
@@ -152,7 +151,7 @@ def show(
             from polyfed.studies.report.catalogue import described
 
             _load_files(load)
-            settings = {"data": data or USUAL_DATA, "model": model} | dict(read_change(text) for text in changes)
+            settings = {"data": data or DEFAULT_DATA, "model": model} | dict(read_change(text) for text in changes)
             needs_plan = model is not None or data is not None
             found = described(name, settings, privacy, needs_plan, others=item_names())
     if as_json:
@@ -169,62 +168,62 @@ def _print_thing(found: Mapping[str, Any], view: View) -> None:
     from polyfed.text import write_option
 
     for part in found.get("parts", [found]):
-        say(f"{reflowed(part['documentation'])}\n")
+        print_text(f"{reflowed(part['documentation'])}\n")
         rows = [
-            (option["name"], "(needed)" if option["required"] else write_option(option["default"]), option["meaning"])
+            (option["name"], "(required)" if option["required"] else write_option(option["default"]), option["meaning"])
             for option in part["options"]
         ]
         if rows:
-            print_table(f"options of {part['name']}", ("option", "default", "meaning"), rows)
+            print_table(f"options of {part['name']}", ("option", "default", "description"), rows)
     if "facts" in found:
-        words = {"True": "yes", "False": "no", "None": "what the model allows", "": "none worth naming"}
-        facts = {name.replace("_", " "): words.get(str(value), str(value)) for name, value in found["facts"].items()}
-        print_pairs("facts", facts, heads=("fact", "value"))
+        texts = {"True": "yes", "False": "no", "None": "minimum of the model", "": "none"}
+        facts = {name.replace("_", " "): texts.get(str(value), str(value)) for name, value in found["facts"].items()}
+        print_pairs("properties", facts, columns=("property", "value"))
     if "parameters" in found:
-        say(f"{found['parameters']:,} parameters on {found['on']}; head: {found['head']}\n")
+        print_text(f"{found['parameters']:,} parameters on {found['on']}; output layer: {found['head']}\n")
         _print_entries("entries", found["entries"], ("kind", "entries", "bytes"))
     if found.get("plan"):
         columns = ("from_round", "kind", "travels", "entries", "bytes")
-        _print_entries(f"what travels ({found['on']}; bytes per client and round, each way)", found["plan"], columns)
+        _print_entries(f"sharing plan ({found['on']}; bytes per client, round and direction)", found["plan"], columns)
     elif "no_plan" in found:
-        say(f"No plan of what travels on {USUAL_DATA}: {found['no_plan']} (--model, --data and --set choose another run.)")
+        print_text(f"No sharing plan on {DEFAULT_DATA}: {found['no_plan']} Choose another run with --model, --data or --set.")
 
 
 def _print_entries(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
     cells = [[f"{row[column]:,}" if isinstance(row[column], int) else str(row[column]) for column in columns] for row in rows]
-    heads = [column.replace("_", " ") for column in columns]
-    print_table(title, heads, cells, numbers=("from round", "entries", "bytes"))
+    names = [{"travels": "sharing"}.get(column, column.replace("_", " ")) for column in columns]
+    print_table(title, names, cells, numbers=("from round", "entries", "bytes"))
 
 
 def _print_privacy(found: Mapping[str, Any], view: View) -> None:
-    if found["protects"] == "nobody":
-        say("It adds no noise: nothing that leaves a client is covered by differential privacy.\n")
+    if "epsilon" not in found:
+        print_text("The method adds no noise, so differential privacy does not cover any upload.\n")
     else:
-        say(
-            f"It protects {found['protects']}, epsilon {found['epsilon']:g}, delta {found['delta']:g}; "
+        print_text(
+            f"Differential privacy for {found['protects']}, epsilon {found['epsilon']:g}, delta {found['delta']:g}; "
             f"noise at the {found['noise_at']}, from the {found['noise_from']}.\n"
         )
     columns: Columns = {
-        "what leaves": "what",
+        "upload": "what",
         "sent by": lambda row: row["part"] or "every run",
         "when": "when",
-        "made from": "granularity",
+        "granularity": "granularity",
         "covered": lambda row: "yes" if row["covered"] else "no",
-        "why": "why",
+        "reason": "why",
     }
-    title = f"what leaves a client ({found['on']})" if "on" in found else "what leaves a client"
-    emit(found["leaves"], columns, None, title, view, later=[["covered"], ["why"], ["when"], ["made from"], ["sent by"]])
+    title = f"uploads of a client ({found['on']})" if "on" in found else "uploads of a client"
+    emit(found["leaves"], columns, None, title, view, optional=[["covered"], ["reason"], ["when"], ["granularity"], ["sent by"]])
     if "no_plan" in found:
-        say(f"Entries are not told apart, since there is no plan: {found['no_plan']}")
+        print_text(f"Entries are not listed separately, since there is no sharing plan: {found['no_plan']}")
 
 
 def _print_recipe(found: Mapping[str, Any], view: View) -> None:
     for key, value in found["about"].items():
-        say(str(value) if key == "title" else f"{key}: {value}")
+        print_text(str(value) if key == "title" else f"{key}: {value}")
     print_pairs("settings", found["settings"], view, ("setting", "value"))
     if found["methods"]:
-        compared = {text: ", ".join(f"{key}={value}" for key, value in own.items()) for text, own in found["methods"].items()}
-        print_pairs("methods", compared, view, ("method", "settings of its own"))
+        methods = {text: ", ".join(f"{key}={value}" for key, value in own.items()) for text, own in found["methods"].items()}
+        print_pairs("methods", methods, view, ("method", "per-method settings"))
     if found["command"]:
         print_line(found["command"])
 
@@ -232,7 +231,7 @@ def _print_recipe(found: Mapping[str, Any], view: View) -> None:
 def _print_experiment(found: Mapping[str, Any], view: View) -> None:
     from polyfed.papers.costs import here_words
 
-    say(f"{found['paper']}, {found['item']}: {found['title']}.")
+    print_text(f"{found['paper']}, {found['item']}: {found['title']}.")
     full, laptop, reduced = (
         "-" if found[f"core_hours_{form}"] is None else f"{found[f'core_hours_{form}']:,.1f}"
         for form in ("full", "laptop", "reduced")
@@ -248,5 +247,5 @@ def _print_experiment(found: Mapping[str, Any], view: View) -> None:
     }
     print_pairs("", {key: value for key, value in facts.items() if value}, view)
     parts = [(part["name"], ", ".join(part["methods"]), ", ".join(part["columns"])) for part in found["parts"]]
-    print_table("what it shows", ("part", "methods", "columns"), parts, view)
+    print_table("contents", ("part", "methods", "columns"), parts, view)
     print_line(found["command"])

@@ -1,4 +1,4 @@
-"""``polyfed compare``: several methods over several seeds, in one table."""
+"""``polyfed compare``: several methods and seeds in one table."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ import click
 
 from polyfed import api
 from polyfed.cli.guard import BAD_INPUT, stoppable
-from polyfed.cli.options import chosen_values, command, compared_methods, settings_except, shared
+from polyfed.cli.options import command, resolve_methods, resolve_values, settings_except, shared
 from polyfed.cli.output import (
     View,
     console,
-    listen,
+    log_to_stderr,
     print_footnotes,
     print_json,
     print_line,
+    print_text,
     print_warnings,
     progress_bar,
-    reason_in_short,
-    say,
-    status,
+    short_reason,
 )
 from polyfed.cli.tables import FittedTable, print_fitted, print_table, styled
 from polyfed.errors import SettingError
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
     from polyfed.studies.report.costs import Expense, Spent
     from polyfed.studies.report.run_set import Column, MethodRow
 
-MOST_IMPORTANT = ("mean", "worst")
-"""The columns that are shown on the narrowest terminal."""
+ALWAYS_SHOWN = ("mean", "worst")
+"""Columns that are shown even on narrow terminals."""
 FIRST = ("methods", "seeds", "protocol", "rounds", "lr", "batch_size", "local_epochs", "model", "root", "workers", "recipe", "out")
 
 
@@ -48,14 +47,14 @@ FIRST = ("methods", "seeds", "protocol", "rounds", "lr", "batch_size", "local_ep
     first=FIRST,
 )
 @shared("methods", "data")
-@click.option("--seeds", metavar="N", type=int, default=1, help="Seeds for each method: --seed, --seed + 1, ...")
-@click.option("--protocol", default="seen", help="seen, or leave-one-out: every domain unseen in turn.")
-@click.option("--out", "-o", metavar="DIR", help="Folder of the run folders; default: runs/compare-<data>.")
+@click.option("--seeds", metavar="N", type=int, default=1, help="Number of seeds per method: --seed, --seed + 1, ...")
+@click.option("--protocol", default="seen", help="Evaluation protocol: seen, or leave-one-out (hold out each domain in turn).")
+@click.option("--out", "-o", metavar="DIR", help="Folder for all runs. Default: runs/compare-<data>.")
 @shared("recipe", "set", "trust", "track")
 @click.option(
     "--costs/--no-costs",
     default=None,
-    help="Print what leaves clients, and extra bytes, CPU seconds and memory beside fedavg; default: where fedavg is compared.",
+    help="Show what clients upload, and the traffic, CPU time and memory relative to fedavg. Default: if fedavg is compared.",
 )
 @shared("estimate", "wide", "explain", "json", "quiet")
 @settings_except("data", "method")
@@ -64,9 +63,6 @@ def compare(
     seeds: int,
     protocol: str,
     out: str | None,
-    recipe: str | None,
-    changes: Sequence[str],
-    trust: bool,
     track: Sequence[str],
     costs: bool | None,
     estimate: bool,
@@ -76,21 +72,23 @@ def compare(
     quiet: bool,
     **values: Any,
 ) -> None:
-    """Train several methods and compare them in one table; runs that are there already are reused."""
+    """Train several methods and compare them in one table. Existing runs are reused."""
     from polyfed.runs.folder.paths import data_slug
 
-    listen(quiet)
+    log_to_stderr(quiet)
     view = View(wide, explain)
-    chosen = chosen_values(values, recipe, changes, trust)
-    chosen.pop("method", None)  # a recipe's own, in whose place the methods are compared
-    compared = compared_methods(methods, recipe)
+    chosen = resolve_values(**values)
+    chosen.pop("method", None)  # the method of the recipe, replaced by the compared methods
+    compared = resolve_methods(methods, values["recipe"])
     if costs:
         _require_reference(compared, chosen.get("load", ()))
     if estimate:
-        _print_estimates(chosen, compared, seeds, protocol, as_json, quiet, view)
+        from polyfed.cli.estimating import print_estimate
+
+        print_estimate(chosen, compared, as_json, quiet, view, seeds, protocol)
         return
     folder = Path(out) if out is not None else Path("runs") / f"compare-{data_slug(chosen['data'])}"
-    with progress_bar(quiet) as bar, stoppable("the same command goes on from here; finished runs are kept."):
+    with progress_bar(quiet) as bar, stoppable("Run the same command again to resume; finished runs are kept."):
         found = api.compare(**chosen, methods=compared, seeds=seeds, protocol=protocol, out=folder, callbacks=[bar], track=track)
     if not quiet:
         _print(found, costs is not False, view)
@@ -101,7 +99,6 @@ def compare(
 
 
 def _require_reference(methods: Any, load: Sequence[str]) -> None:
-    """Refuse to print costs if there is nothing to compare them with."""
     from polyfed.studies.compare.candidates import candidates
     from polyfed.studies.report.costs import REFERENCE
     from polyfed.trust import NOTHING, code_in
@@ -109,22 +106,8 @@ def _require_reference(methods: Any, load: Sequence[str]) -> None:
     texts = [one.text for one in candidates(methods, load, NOTHING.adding(code_in(load))).values()]
     if REFERENCE not in texts:
         raise SettingError(
-            f'--costs sets methods beside {REFERENCE}, which is not among --methods. Add it: "{REFERENCE}; {texts[0]}".'
+            f'--costs needs {REFERENCE} as the reference, but --methods does not include it. Add it: "{REFERENCE}; {texts[0]}".'
         )
-
-
-def _print_estimates(
-    chosen: dict[str, Any], methods: Any, seeds: int, protocol: str, as_json: bool, quiet: bool, view: View
-) -> None:
-    from polyfed.cli.estimating import print_estimate
-
-    with status("Preparing data", quiet):
-        from polyfed.studies.compare.compare import ComparedRuns, settings_for
-
-        others = {name: value for name, value in chosen.items() if name not in ("data", "model")}
-        settings = settings_for(chosen["data"], chosen.get("model"), protocol, others)
-        runs = ComparedRuns(settings, methods, seeds=seeds, protocol=protocol)
-    print_estimate(runs.runs, runs.data, as_json, quiet, view)
 
 
 def _print(found: Comparison, costs: bool, view: View) -> None:
@@ -133,70 +116,70 @@ def _print(found: Comparison, costs: bool, view: View) -> None:
     from polyfed.tasks.metrics import MEASURES
 
     if found.reused:
-        print(f"{found.reused} of {found.planned} runs were in {found.folder} already and are used as they are.", file=sys.stderr)
+        print(f"Reusing {found.reused} of {found.planned} runs from {found.folder}.", file=sys.stderr)
     print_warnings(found.warnings)
-    about = found.data if found.protocol == SEEN else f"{found.data}, {found.protocol}: each domain unseen in turn"
-    print_methods(f"{about}: {MEASURES[found.metric]} in %", found.rows, view)
+    data = found.data if found.protocol == SEEN else f"{found.data}, {found.protocol}: each domain held out in turn"
+    print_methods(f"{data}: {MEASURES[found.metric]} in %", found.rows, view)
     reason = found.metric_reason if found.metric != "accuracy" else ""
-    in_any_case = [reason_in_short(found.metric_reason, found.metric)]
-    print_footnotes(_in_short(found), [reason, found.significance, found.note], view, in_any_case)
+    always = [short_reason(found.metric_reason, found.metric)]
+    print_footnotes(_summarise(found), [reason, found.significance, found.note], view, always)
     references = references_in(found.rows) if costs else []
     if references:
         _print_costs(found.costs, references[0].spent, view)
     print_line(f"run folders: {found.folder}")
 
 
-def _in_short(found: Comparison) -> str:
-    """Return what must be known of the table, in a line."""
-    many = len(found.seeds)
-    meaning = "± is the standard error." if many == 1 else f"± is the deviation over {many} seeds."
+def _summarise(found: Comparison) -> str:
+    """Return the most important footnote of the table, on one line."""
+    seeds = len(found.seeds)
+    error_note = "± is the standard error." if seeds == 1 else f"± is the standard deviation over {seeds} seeds."
     if found.lead is None:
-        return meaning
+        return error_note
     low, high = (f"{100 * end:+.1f}".replace("-", "−") for end in found.lead)
-    return f"Best less next: {low} to {high} (95 %). {meaning}"
+    return f"Best minus second best: {low} to {high} points (95 % interval). {error_note}"
 
 
 def _print_costs(rows: Sequence[Expense], reference: Spent, view: View) -> None:
     from polyfed.studies.report.costs import HEADS, NOTE, REFERENCE, cells, describe_reference
 
     print_table(
-        f"cost and privacy beside {REFERENCE}",
+        f"cost and privacy relative to {REFERENCE}",
         ("method", *HEADS),
         [(row.method, *cells(row)) for row in rows],
         view,
         [head for head in HEADS if head != "granularity"],
-        [["granularity"], ["uploaded once"], ["extra peak MB"]],
+        [["granularity"], [HEADS[0]], [HEADS[-1]]],
     )
     if view.explain:
-        sent = [
-            f"{row.method} sends: {row.data_derived_uploads} ({row.granularity or 'granularity not declared'})."
+        uploads = [
+            f"{row.method} uploads: {row.data_derived_uploads} ({row.granularity or 'granularity not declared'})."
             for row in rows
             if row.data_derived_uploads
         ]
-        print_footnotes("", [*sent, describe_reference(reference), NOTE], view)
+        print_footnotes("", [*uploads, describe_reference(reference), NOTE], view)
 
 
 def print_methods(title: str, rows: Sequence[MethodRow], view: View) -> None:
-    """Print the table of methods, and why methods could not be run, each reason once."""
+    """Print the table of methods, and the problems of methods that could not be run."""
     print_fitted(title, _fitting(rows, console().width, view), view)
     for problem in dict.fromkeys(row.problem for row in rows if row.problem):
-        say(f"{'; '.join(row.method for row in rows if row.problem == problem)} could not be run: {problem}")
+        print_text(f"{'; '.join(row.method for row in rows if row.problem == problem)} could not be run: {problem}")
 
 
 def _fitting(rows: Sequence[MethodRow], width: int, view: View) -> FittedTable:
-    """Return the table on one line for each method if all columns fit, else stacked if that saves the columns of domains."""
+    """Return the table with one line per method, or with stacked errors if only then all domain columns fit."""
     from polyfed.studies.report.run_set import RunSet
 
     flat = _method_table(rows, stacked=False)
-    if view.wide or not flat.left_out(width):
+    if view.wide or not flat.hidden(width):
         return flat
     stacked = _method_table(rows, stacked=True)
     names = {column.name for column in RunSet(rows).all_columns()}
-    return flat if names & set(stacked.left_out(width)) else stacked
+    return flat if names & set(stacked.hidden(width)) else stacked
 
 
 def _method_table(rows: Sequence[MethodRow], stacked: bool) -> FittedTable:
-    """Return a row for each method, the best of each column in bold; stacked, errors are below their numbers."""
+    """Return a table with one row per method and the best values in bold. ``stacked`` puts errors below their numbers."""
     from polyfed.runs.scores import BASELINE
     from polyfed.studies.report.run_set import RunSet
     from polyfed.studies.report.words import percent
@@ -204,15 +187,15 @@ def _method_table(rows: Sequence[MethodRow], stacked: bool) -> FittedTable:
     runs = RunSet(rows)
     columns = runs.all_columns()
     best = {column: runs.best(column) for column in columns}
-    costs = {"MB up": ("bytes_up", 1e6, 3), "MB down": ("bytes_down", 1e6, 3), "s": ("seconds", 1, 1)}
-    cheapest = {name: runs.cheapest(what) for name, (what, _, _) in costs.items()}
+    cost_columns = {"MB up": ("bytes_up", 1e6, 3), "MB down": ("bytes_down", 1e6, 3), "s": ("seconds", 1, 1)}
+    cheapest = {name: runs.cheapest(field) for name, (field, _, _) in cost_columns.items()}
     names = [column.name for column in columns]
     unseen = [name for name in names if name.startswith("unseen: ")]
-    domains = [name for name in names if name not in (*MOST_IMPORTANT, *unseen)]
+    domains = [name for name in names if name not in (*ALWAYS_SHOWN, *unseen)]
 
     def cell(text: str, bold: bool) -> Cell:
-        written = text.replace(" ±", "\n±") if stacked else text
-        return styled(written, "bold") if bold else written
+        text = text.replace(" ±", "\n±") if stacked else text
+        return styled(text, "bold") if bold else text
 
     def score(row: MethodRow, column: Column) -> Cell:
         number = row.number(column.view, column.key)
@@ -221,15 +204,16 @@ def _method_table(rows: Sequence[MethodRow], stacked: bool) -> FittedTable:
     shown: list[Row] = []
     for row in rows:
         if row.problem:
-            shown.append([row.method, *("-" for _ in (*columns, *costs))])
+            shown.append([row.method, *("-" for _ in (*columns, *cost_columns))])
             continue
-        spent = [
-            cell(f"{getattr(row, what) / unit:.{digits}f}", row in cheapest[cost]) for cost, (what, unit, digits) in costs.items()
+        costs = [
+            cell(f"{getattr(row, field) / unit:.{digits}f}", row in cheapest[name])
+            for name, (field, unit, digits) in cost_columns.items()
         ]
-        shown.append([row.method, *(score(row, column) for column in columns), *spent])
-    by_chance = runs.baseline(columns)
-    if by_chance:
-        chances = [percent(by_chance[column]) if column in by_chance else "-" for column in columns]
-        shown += [None, [styled(text, "dim") for text in (BASELINE, *chances, *("" for _ in costs))]]
-    later = [unseen, domains, ["MB up"], ["s"], ["MB down"]]
-    return FittedTable(("method", *names, *costs), shown, (*names, *costs), later)
+        shown.append([row.method, *(score(row, column) for column in columns), *costs])
+    baseline = runs.baseline(columns)
+    if baseline:
+        cells = [percent(baseline[column]) if column in baseline else "-" for column in columns]
+        shown += [None, [styled(text, "dim") for text in (BASELINE, *cells, *("" for _ in cost_columns))]]
+    optional = [unseen, domains, ["MB up"], ["s"], ["MB down"]]
+    return FittedTable(("method", *names, *cost_columns), shown, (*names, *cost_columns), optional)

@@ -1,4 +1,4 @@
-"""Shell completion of names. It reads a file of names (``names.json``, written by docs/generate.py) and imports no torch."""
+"""Shell completion of names from ``names.json``, which docs/generate.py writes, without importing torch."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Complete = Callable[[click.Context, click.Parameter, str], list[Any]]
 
 @functools.cache
 def names_of(kind: str) -> list[str]:
-    """Return all names of a kind that polyfed ships."""
+    """Return all built-in names of a kind."""
     found: list[str] = json.loads(NAMES.read_text(encoding="utf-8"))[kind]
     return found
 
 
 def completions(incomplete: str, names: Iterable[str], joined_by: str = "") -> list[str]:
-    """Return the texts that a text may become: its last name is completed, what is before stays.
+    """Return the completions of the last name in a text.
 
     >>> completions("fedbn + fedp", ["fedavg", "fedprox"], "+")
     ['fedbn + fedprox']
@@ -38,17 +38,16 @@ def completions(incomplete: str, names: Iterable[str], joined_by: str = "") -> l
 
 
 def complete(kind: str, joined_by: str = "") -> Complete:
-    """Return a function for click that completes names of a kind."""
+    """Return a completion function for click."""
     return lambda _context, _param, incomplete: completions(incomplete, names_of(kind), joined_by)
 
 
 def complete_any(_context: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
-    """Complete everything that ``polyfed show`` knows."""
+    """Complete the names that ``polyfed show`` accepts."""
     return completions(incomplete, dict.fromkeys(name for kind in LISTS for name in names_of(kind)))
 
 
 def complete_kind(_context: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
-    """Complete the kinds that ``polyfed ls`` lists."""
     return completions(incomplete, LISTS)
 
 
@@ -58,22 +57,22 @@ OF_SETTINGS: dict[str, Complete] = {
     "partition": complete("partitions"),
     "loss": complete("losses"),
 }
-"""Settings whose values are names."""
+"""Completion of settings that are names."""
 
 
 def completion_script(app: click.Command) -> tuple[str, str]:
-    """Return the name of the current shell, and what it must run to complete the words of polyfed."""
+    """Return the name of the current shell and its completion script."""
     from click.shell_completion import get_completion_class
 
     shell = Path(os.environ.get("SHELL", "")).name
     made = get_completion_class(shell)
     if made is None:
-        raise SettingError(f"There is no completion for the shell {shell!r} (SHELL). There is for bash, zsh and fish.")
+        raise SettingError(f"Completion does not support the shell {shell!r} (from SHELL). Supported shells: bash, zsh and fish.")
     return shell, made(app, {}, "polyfed", "_POLYFED_COMPLETE").source()
 
 
 def install(app: click.Command) -> str:
-    """Write the completion of the current shell where the shell reads it, and return what was done."""
+    """Install completion for the current shell and return a message about it."""
     shell, script = completion_script(app)
     home = Path.home()
     file, startup, line = {
@@ -87,4 +86,4 @@ def install(app: click.Command) -> str:
         before = startup.read_text(encoding="utf-8") if startup.is_file() else ""
         if line not in before:
             startup.write_text(f"{before}\n{line}\n", encoding="utf-8")
-    return f"{shell} completion installed in {file}\nCompletion will take effect once you restart the terminal"
+    return f"Installed {shell} completion in {file}. Restart the terminal to use it."

@@ -1,4 +1,4 @@
-"""``polyfed data``: look after data sets."""
+"""``polyfed data``: downloads, checks and archives of data sets."""
 
 from __future__ import annotations
 
@@ -28,66 +28,69 @@ if TYPE_CHECKING:
 
 @click.group("data", cls=Group)
 def data() -> None:
-    """Look after the files of data sets."""
+    """Download, check and pack data sets."""
 
 
 @data.command("ls", epilog=example_text("polyfed data ls"))
 @shared("json")
 def ls(as_json: bool) -> None:
-    """List data sets that are read from files: how they are had, and on what terms."""
+    """List file-based data sets, how to obtain them, and their terms of use."""
     from polyfed.data.registry import data_sets
 
     found = [declared for name in data_sets.names() if (declared := data_sets.find(name).extra.get("declaration")) is not None]
     rows = [
-        {"name": one.name.replace("_", "-"), "get": _get_words(one.files), "page": one.page, "terms": one.terms} for one in found
+        {"name": each.name.replace("_", "-"), "get": _format_files(each.files), "page": each.page, "terms": each.terms}
+        for each in found
     ]
     emit(
         rows,
         {"data set": "name", "polyfed data get": "get", "page": "page", "terms": "terms"},
         {"data_sets": rows} if as_json else None,
-        "data sets that are read from files",
-        later=[["page"], ["terms"]],
+        "file-based data sets",
+        optional=[["page"], ["terms"]],
     )
 
 
-def _get_words(files: Sequence[RemoteFile]) -> str:
-    """Return how many files can be downloaded, and how large they are at most."""
+def _format_files(files: Sequence[RemoteFile]) -> str:
     if not files:
-        return "by hand"
-    most = sum(file.max_bytes for file in files)
-    return f"{len(files)} file{'s' if len(files) != 1 else ''}, at most {most / 10**6:,.0f} MB"
+        return "manual download"
+    size = sum(file.max_bytes for file in files) / 10**6
+    return f"{len(files)} file{'s' * (len(files) != 1)}, at most {size:,.0f} MB"
 
 
 @data.command("get", epilog=example_text("polyfed data get cifar10 --root ~/data"))
-@argument("name", "NAME", "A data set (polyfed data ls).", shell_complete=complete("data"))
-@click.option("--root", metavar="DIR", type=Path, required=True, help="Folder for its files.")
+@argument("name", "NAME", "Data set name (polyfed data ls).", shell_complete=complete("data"))
+@click.option("--root", metavar="DIR", type=Path, required=True, help="Folder for the files.")
 @shared("json")
 def get(name: str, root: Path, as_json: bool) -> None:
-    """Download the files of a data set, with checksums; what came before goes on. Some must be had by hand: then the page is named."""
+    """Download a data set and verify its checksums.
+
+    Resumes partial downloads. Prints the download page of data sets that need a manual download.
+    """
     from polyfed.data.declaration import Declaration
     from polyfed.data.registry import data_sets
     from polyfed.data.store.download import get as downloaded
 
     declared = data_sets.find(name).extra.get("declaration")
     if not isinstance(declared, Declaration):
-        raise DataError(f"{name} is not read from files of a known data set, so there is nothing to get.")
-    by_hand = f"{declared.title}: {declared.page}. Terms: {declared.terms}. It is read from: {'; '.join(declared.layouts)}."
+        raise DataError(f"{name} has no files to download.")
+    source = f"{declared.title}: {declared.page}. Terms: {declared.terms}. Expected files: {'; '.join(declared.layouts)}."
     if not declared.files:
-        raise DataError(f"{declared.title} must be had by hand. {by_hand}")
+        raise DataError(f"{declared.title} must be downloaded manually. {source}")
     with _download_bar(as_json) as progress:
         fetched = downloaded(declared.files, root.expanduser(), progress)
     if as_json:
-        about = {"terms": declared.terms, "page": declared.page}
-        print_json({"name": declared.name, "root": str(root), "downloaded": fetched, **about})
+        terms = {"terms": declared.terms, "page": declared.page}
+        print_json({"name": declared.name, "root": str(root), "downloaded": fetched, **terms})
     else:
-        print(f"{len(fetched)} of {len(declared.files)} files downloaded to {root}, the others were there. {by_hand}")
+        print(f"Downloaded {len(fetched)} of {len(declared.files)} files to {root}; the others already exist. {source}")
 
 
 @contextmanager
 def _download_bar(quiet: bool) -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show a bar for the file that is downloaded, if there is a terminal."""
+    """Show a progress bar for each downloaded file on a terminal."""
     if quiet or not sys.stderr.isatty():
-        yield lambda name, there, whole: None
+        yield lambda name, done, total: None
         return
     from rich.progress import DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
@@ -95,21 +98,21 @@ def _download_bar(quiet: bool) -> Iterator[Callable[[str, int, int | None], None
     with Progress(*columns, console=console(stderr=True)) as bar:
         tasks: dict[str, TaskID] = {}
 
-        def show(name: str, there: int, whole: int | None) -> None:
+        def show(name: str, done: int, total: int | None) -> None:
             if name not in tasks:
                 tasks[name] = bar.add_task(name)
-            bar.update(tasks[name], completed=there, total=whole)
+            bar.update(tasks[name], completed=done, total=total)
 
         yield show
 
 
 @data.command("pack", epilog=example_text("polyfed data pack ~/data/PACS --size 96 --out PACS.tar"))
-@argument("source", "SOURCE", "A folder or archive of images.", type=Path)
-@click.option("--size", type=int, required=True, help="Side of the images in the archive.")
-@click.option("--out", metavar="FILE", type=Path, required=True, help="The new .tar file.")
+@argument("source", "SOURCE", "Folder or archive of images.", type=Path)
+@click.option("--size", type=int, required=True, help="Side length of the images in the archive, in pixels.")
+@click.option("--out", metavar="FILE", type=Path, required=True, help="Archive to write (.tar).")
 @shared("json")
 def pack(source: Path, size: int, out: Path, as_json: bool) -> None:
-    """Pack images into one tar of small ones under the same names; it is read wherever an archive of the same folders is."""
+    """Resize images and pack them into one tar file with the same names. polyfed reads it like the original folder."""
     with status("Packing", as_json):
         from polyfed.data.formats.pack import pack as packed
 
@@ -126,14 +129,14 @@ def pack(source: Path, size: int, out: Path, as_json: bool) -> None:
         "polyfed data check ./my_images --sheet sheet.png", "polyfed data check digits-five --root ~/data/digits-five"
     ),
 )
-@argument("name", "DATA", "A folder or table of images, or a data set (polyfed ls data).", shell_complete=complete("data"))
-@click.option("--root", metavar="DIR", help="Folder that holds a data set's files.")
-@click.option("--sheet", metavar="FILE", type=Path, help="Contact sheet of own images, as .png.")
+@argument("name", "DATA", "Folder or table of images, or data set name (polyfed ls data).", shell_complete=complete("data"))
+@click.option("--root", metavar="DIR", help="Folder with the data set files.")
+@click.option("--sheet", metavar="FILE", type=Path, help="Contact sheet to write (.png).")
 @shared("json")
 def check(name: str, root: str | None, sheet: Path | None, as_json: bool) -> None:
-    """Look through images: counts, sizes, damage, masks that do not fit, images that are there twice. Every image is decoded.
+    """Decode every image and report counts, sizes, unreadable files, mismatched masks and duplicates.
 
-    The files of a data set are compared with what is known of it.
+    Known data sets are checked against their reference.
     """
     with status("Reading every image", as_json):
         from polyfed.data.check import check as checked
@@ -161,22 +164,18 @@ def _print_tables(found: CheckResult, sheet: Path | None) -> None:
     else:
         _print_counts(found.name, found.counts, pixels=found.sizes)
         domains = list(found.counts)
-        classes = [(label, *(f"{by[at]:,}" for by in found.by_class.values())) for at, label in enumerate(found.classes)]
-        print_table("images by class", ("class", *domains), classes, numbers=domains)
-        print(f"Kinds of files: {', '.join(f'{kind} {count:,}' for kind, count in found.modes.items())}.")
-    _print_sentences(*found.notes, *found.problems, *([f"Contact sheet: {sheet}."] if sheet else []), found.summary())
+        classes = [(label, *(f"{by[index]:,}" for by in found.by_class.values())) for index, label in enumerate(found.classes)]
+        print_table("images per class", ("class", *domains), classes, numbers=domains)
+        print(f"Image modes: {', '.join(f'{kind} {count:,}' for kind, count in found.modes.items())}.")
+    for sentence in (*found.notes, *found.problems, *([f"Contact sheet: {sheet}."] if sheet else []), found.summary()):
+        print(visible(sentence))
 
 
-def _print_counts(name: str, counts: Mapping[str, Mapping[str, Any]], **about: Mapping[str, str]) -> None:
-    """Print the images of each domain and split, with something about each domain."""
+def _print_counts(name: str, counts: Mapping[str, Mapping[str, Any]], **details: Mapping[str, str]) -> None:
+    """Print the number of images per domain and split, with more columns about each domain."""
     splits = list(dict.fromkeys(split for by in counts.values() for split in by))
     rows = [
-        (domain, *(words.get(domain, "") for words in about.values()), *(f"{sum(by.get(split, ())):,}" for split in splits))
+        (domain, *(texts.get(domain, "") for texts in details.values()), *(f"{sum(by.get(split, ())):,}" for split in splits))
         for domain, by in counts.items()
     ]
-    print_table(f"images of {name}", ("domain", *about, *splits), rows, numbers=splits)
-
-
-def _print_sentences(*sentences: str) -> None:
-    for sentence in sentences:
-        print(visible(sentence))
+    print_table(f"images of {name}", ("domain", *details, *splits), rows, numbers=splits)

@@ -1,4 +1,4 @@
-"""``--estimate``: what a command would cost, said instead of training."""
+"""Output of ``--estimate``: the estimated cost of a command."""
 
 from __future__ import annotations
 
@@ -9,70 +9,71 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from polyfed import api
 from polyfed.cli.guard import BAD_INPUT
-from polyfed.cli.output import View, console, print_footnotes, print_json, say, status, warn
+from polyfed.cli.output import View, console, print_footnotes, print_json, print_text, status, warn
 from polyfed.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from polyfed.settings import Settings
-    from polyfed.studies.compare.compare import ComparisonRun
     from polyfed.studies.compare.estimate import MethodEstimate
 
-COLUMNS = ("method", "s once", "s a round", "rounds", "s a scoring", "scorings", "a run", "runs", "MB up", "MB down", "peak MB")
-LATER = (("MB up", "MB down"), ("peak MB",), ("rounds", "s a round"), ("scorings", "s a scoring"), ("s once",))
+COLUMNS = (
+    *("method", "setup s", "s per round", "rounds", "s per evaluation", "evaluations", "per run", "runs"),
+    *("MB up", "MB down", "peak MB"),
+)
+OPTIONAL = (("MB up", "MB down"), ("peak MB",), ("rounds", "s per round"), ("evaluations", "s per evaluation"), ("setup s",))
 NOTE = (
-    "Processor time of this machine, from two rounds on a few batches of every client; expect a fifth more or less, more where others "
-    "use the machine. Preparing data and writing checkpoints are not in it. MB are by client and round."
+    "CPU time on this machine, from two rounds on a few batches of every client. Expect an error of about 20 %, or more if the "
+    "machine is busy. Data preparation and checkpoints are not included. MB are per client and round."
 )
 
 
-def print_estimate(runs: Sequence[ComparisonRun], data: Any, as_json: bool, quiet: bool, view: View) -> None:
-    """Measure the method of every run, and print what all runs would cost."""
+def print_estimate(
+    chosen: dict[str, Any], methods: Any, as_json: bool, quiet: bool, view: View, seeds: int = 1, protocol: str = "seen"
+) -> None:
+    """Measure every method, and print the cost of all runs."""
     with status("Preparing data", quiet) as shown:
-        from polyfed.studies.compare.estimate import estimate_runs
-
-        found = estimate_runs(runs, data, shown.update if shown else lambda text: None)
-    settings = runs[0].settings
+        found = api.estimate_comparison(
+            **chosen, methods=methods, seeds=seeds, protocol=protocol, notify=shown.update if shown else None
+        )
     if not quiet:
-        for one in found:
-            if one.problem:
-                warn(f"{one.method} cannot be run: {one.problem}")
-        for notice in dict.fromkeys(notice for one in found for notice in one.notices):
+        for estimate in found:
+            if estimate.problem:
+                warn(f"Cannot run {estimate.method}: {estimate.problem}")
+        for notice in dict.fromkeys(notice for estimate in found for notice in estimate.notices):
             warn(notice)
-        _print(found, settings, view)
+        _print(found, chosen, view)
     if as_json:
-        print_json(_as_json(found, settings))
-    if any(one.problem for one in found):
+        print_json(_as_json(found, chosen["data"]))
+    if any(estimate.problem for estimate in found):
         raise click.exceptions.Exit(BAD_INPUT)
 
 
-def _print(estimates: Sequence[MethodEstimate], settings: Settings, view: View) -> None:
-    """Print the table, and what everything would cost together."""
-    rows = [(one.method, *(_cells(one) if one.runs else ["-"] * (len(COLUMNS) - 1))) for one in estimates]
-    print_table(f"{settings.data}: what it would cost", COLUMNS, rows, view, COLUMNS[1:], LATER)
-    console().print(_sum_words(estimates), style="bold", markup=False)
-    for one in estimates:
-        later = one.runs[0].later if one.runs else ()
-        if later:
-            starts = " and ".join(map(str, later))
-            say(f"{one.method}: other entries travel from round {starts} on; only rounds before that were measured.")
-    if settings.backend == "flower":
-        say("With Flower, exchanging messages comes on top: benchmarks/flower.md has what that takes.")
-    print_footnotes("Processor time of this machine.", [NOTE], view)
+def _print(estimates: Sequence[MethodEstimate], chosen: dict[str, Any], view: View) -> None:
+    rows = [(each.method, *(_cells(each) if each.runs else ["-"] * (len(COLUMNS) - 1))) for each in estimates]
+    print_table(f"{chosen['data']}: estimated cost", COLUMNS, rows, view, COLUMNS[1:], OPTIONAL)
+    console().print(_format_total(estimates), style="bold", markup=False)
+    for each in estimates:
+        if each.runs and each.runs[0].later:
+            starts = " and ".join(map(str, each.runs[0].later))
+            print_text(f"{each.method}: the exchanged entries change in round {starts}; only earlier rounds were measured.")
+    if chosen.get("backend") == "flower":
+        print_text("Message exchange with Flower is not included; benchmarks/flower.md has measurements.")
+    print_footnotes("CPU time on this machine.", [NOTE], view)
 
 
 def _cells(estimate: MethodEstimate) -> list[str]:
-    """Return the numbers of a method, means over its runs."""
+    """Return the table cells of a method, averaged over its runs."""
     runs = estimate.runs
-    once, a_round, scoring = (fmean(getattr(run, name) for run in runs) for name in ("once", "round", "scoring"))
+    setup, per_round, per_evaluation = (fmean(getattr(run, name) for run in runs) for name in ("once", "round", "scoring"))
     first = runs[0]
     return [
-        f"{once:.1f}",
-        f"{a_round:.2f}",
+        f"{setup:.1f}",
+        f"{per_round:.2f}",
         str(first.rounds),
-        f"{scoring:.1f}",
+        f"{per_evaluation:.1f}",
         str(first.scorings),
-        time_words(estimate.cpu_seconds / len(runs)),
+        format_time(estimate.cpu_seconds / len(runs)),
         str(len(runs)),
         f"{first.bytes_up / 1e6:.3f}",
         f"{first.bytes_down / 1e6:.3f}",
@@ -80,23 +81,22 @@ def _cells(estimate: MethodEstimate) -> list[str]:
     ]
 
 
-def _sum_words(estimates: Sequence[MethodEstimate]) -> str:
-    """Return what all runs cost together, and how long they take on the clock."""
+def _format_total(estimates: Sequence[MethodEstimate]) -> str:
     from polyfed.studies.report.words import format_bytes
 
-    runs = sum(len(estimate.runs) for estimate in estimates)
+    runs = [run for estimate in estimates for run in estimate.runs]
     seconds = sum(estimate.cpu_seconds for estimate in estimates)
-    traffic = sum(run.traffic for estimate in estimates for run in estimate.runs)
-    workers = max((run.workers for estimate in estimates for run in estimate.runs), default=1)
-    on_the_clock = sum(run.cpu_seconds / run.workers for estimate in estimates for run in estimate.runs)
-    clock = f", {time_words(on_the_clock)} on the clock with {workers} workers" if workers > 1 else ""
-    return f"{runs} run{'s' * (runs != 1)}: {time_words(seconds, 'core-')}{clock}; {format_bytes(traffic)} of traffic."
+    traffic = format_bytes(sum(run.traffic for run in runs))
+    workers = max((run.workers for run in runs), default=1)
+    wall_clock = format_time(sum(run.cpu_seconds / run.workers for run in runs))
+    elapsed = f", {wall_clock} wall-clock time with {workers} workers" if workers > 1 else ""
+    return f"{len(runs)} run{'s' * (len(runs) != 1)}: {format_time(seconds, 'core-')}{elapsed}; {traffic} of traffic."
 
 
-def time_words(seconds: float, kind: str = "") -> str:
-    """Return seconds in the unit people would choose.
+def format_time(seconds: float, kind: str = "") -> str:
+    """Format a duration in a readable unit.
 
-    >>> time_words(42), time_words(2520, "core-"), time_words(9000)
+    >>> format_time(42), format_time(2520, "core-"), format_time(9000)
     ('42 seconds', '42 core-minutes', '2.5 hours')
     """
     if seconds < 100:
@@ -104,7 +104,7 @@ def time_words(seconds: float, kind: str = "") -> str:
     return f"{seconds / 60:.0f} {kind}minutes" if seconds < 6000 else f"{seconds / 3600:.1f} {kind}hours"
 
 
-def _as_json(estimates: Sequence[MethodEstimate], settings: Settings) -> dict[str, Any]:
+def _as_json(estimates: Sequence[MethodEstimate], data: str) -> dict[str, Any]:
     methods = [
         {
             "method": estimate.method,
@@ -115,4 +115,4 @@ def _as_json(estimates: Sequence[MethodEstimate], settings: Settings) -> dict[st
         for estimate in estimates
     ]
     seconds = sum(estimate.cpu_seconds for estimate in estimates)
-    return {"data": settings.data, "core_hours": seconds / 3600, "methods": methods, "note": NOTE}
+    return {"data": data, "core_hours": seconds / 3600, "methods": methods, "note": NOTE}

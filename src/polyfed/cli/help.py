@@ -1,4 +1,4 @@
-"""Commands whose help is printed in panels. One with many options shows twelve first; ``--help-all`` shows all of them, in groups."""
+"""Help in panels; if a command has many options, ``--help`` shows twelve and ``--help-all`` shows all of them, in groups."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from polyfed.cli.output import console
 from polyfed.errors import nearest
 
 GROUPS = ("Data", "Model and method", "Training", "Clients", "Evaluation", "Speed", "Output")
-"""Groups of options, in the order of help. A setting has its group in its facts; other options have one by ``OWN``, or are "Output"."""
-OWN: Mapping[str, str] = {
+"""Option groups, in the order of the help. Settings declare their group; other options are in ``OTHER_GROUPS`` or "Output"."""
+OTHER_GROUPS: Mapping[str, str] = {
     **dict.fromkeys(("methods", "recipe", "changes", "trust"), "Model and method"),
     **dict.fromkeys(("protocol", "hold_out"), "Evaluation"),
     **dict.fromkeys(("seeds", "set_grid", "trials", "sampler", "halving"), "Training"),
@@ -20,14 +20,14 @@ OWN: Mapping[str, str] = {
 
 
 def group_of(name: str) -> str:
-    """Return the group of an option, by the name of its parameter.
+    """Return the group of the option with this parameter name.
 
     >>> group_of("lr"), group_of("as_json")
     ('Training', 'Output')
     """
     from polyfed.settings import FACTS
 
-    return FACTS[name].group if name in FACTS else OWN.get(name, "Output")
+    return FACTS[name].group if name in FACTS else OTHER_GROUPS.get(name, "Output")
 
 
 class Argument(click.Argument):
@@ -43,18 +43,15 @@ class Argument(click.Argument):
 
 
 class Command(click.Command):
-    """A command; ``first`` names the parameters that ``--help`` shows if it has more options than a person reads."""
+    """A command. ``first`` lists the parameters that ``--help`` shows if there are many."""
 
     def __init__(self, *args: Any, first: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.first = first
         if first:
-            number = sum(isinstance(param, click.Option) for param in self.params)
-            words = f"Show all {number} options, in groups."
-            option = click.Option(
-                ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_print_all_options, help=words
-            )
-            self.params.append(option)
+            text = f"Show all {sum(isinstance(param, click.Option) for param in self.params)} options, in groups."
+            how: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
+            self.params.append(click.Option(["--help-all"], callback=_print_all_options, help=text, **how))
 
     def get_help(self, ctx: click.Context) -> str:
         shown = self.get_params(ctx)
@@ -64,22 +61,21 @@ class Command(click.Command):
         return help_text(self, ctx, {"Options": option_rows(shown, ctx)})
 
     def help_with_all(self, ctx: click.Context) -> str:
-        """Return help with every option, in groups."""
         panels: dict[str, list[Any]] = {title: [] for title in ("Options", *GROUPS)}
         for param in self.get_params(ctx):
             panels["Options" if param.name in ("help_all", "help") else group_of(str(param.name))].append(param)
         return help_text(self, ctx, {title: option_rows(params, ctx) for title, params in panels.items()})
 
 
-def _print_all_options(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
-    if asked and not ctx.resilient_parsing:
+def _print_all_options(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
         assert isinstance(ctx.command, Command)
         click.echo(ctx.command.help_with_all(ctx))
         ctx.exit()
 
 
 class Group(click.Group):
-    """A command that has commands."""
+    """A command with subcommands."""
 
     command_class = Command
 
@@ -89,7 +85,7 @@ class Group(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-") and not ctx.resilient_parsing:
-            raise click.UsageError(f"There is no command {args[0]!r}. {nearest(args[0], self.commands)}", ctx)
+            raise click.UsageError(f"Unknown command {args[0]!r}. {nearest(args[0], self.commands)}", ctx)
         return super().resolve_command(ctx, args)
 
 
@@ -98,24 +94,23 @@ def _arguments(params: Sequence[click.Parameter]) -> list[Argument]:
 
 
 def option_rows(params: Sequence[click.Parameter], ctx: click.Context) -> list[tuple[str, ...]]:
-    """Return the names, the value and the meaning of each option."""
+    """Return the names, the metavar and the help of each option."""
     rows: list[tuple[str, ...]] = []
     for param in params:
         if isinstance(param, click.Option):
             value = "" if param.is_flag else param.make_metavar(ctx)
-            if isinstance(param.type, click.IntRange):
-                value += f" [x>={param.type.min}]"
+            value = {"INTEGER": "N", "INTEGER RANGE": "N", "FLOAT": "NUMBER"}.get(value, value)
             notes = [f"[env var: {param.envvar}]"] if param.show_envvar else []
-            is_shown = not param.is_flag and param.show_default is not False and param.default != ""
-            if is_shown and isinstance(param.default, str | int | float):
-                notes.append(f"[default: {param.default}]")
+            default = param.show_default if isinstance(param.show_default, str) else param.default
+            if not param.is_flag and param.show_default is not False and default != "" and isinstance(default, str | int | float):
+                notes.append(f"[default: {default}]")
             notes += ["[required]"] if param.required else []
             rows.append((", ".join([*param.opts, *param.secondary_opts]), value, " ".join([param.help or "", *notes])))
     return rows
 
 
 def help_text(command: click.Command, ctx: click.Context, panels: Mapping[str, Sequence[tuple[str, ...]]]) -> str:
-    """Return help: usage, what the command does, its arguments, the panels that are not empty, and its examples."""
+    """Return the help of a command: usage, description, arguments, panels and examples."""
     from rich import box
     from rich.padding import Padding
     from rich.panel import Panel
@@ -127,8 +122,10 @@ def help_text(command: click.Command, ctx: click.Context, panels: Mapping[str, S
         for param in _arguments(command.params)
     ]
     filled = {title: rows for title, rows in {"Arguments": arguments, **panels}.items() if rows}
-    # The names of commands and options are one column in all panels.
-    widest = max(len(row[0]) for rows in filled.values() for row in rows) if isinstance(command, Group) else None
+    # In a group, the first column has the same width in all panels of commands.
+    commands = (
+        [row[0] for title, rows in filled.items() if title != "Options" for row in rows] if isinstance(command, Group) else []
+    )
     out = console()
     with out.capture() as captured:
         out.print()
@@ -136,7 +133,9 @@ def help_text(command: click.Command, ctx: click.Context, panels: Mapping[str, S
             out.print(Padding(Text(text), (0, 1, 1, 1)))
         for title, rows in filled.items():
             shown = Table(box=None, show_header=False, expand=True, pad_edge=False, padding=(0, 2, 0, 0))
-            shown.add_column(style="bold cyan", no_wrap=True, width=widest)
+            shown.add_column(
+                style="bold cyan", no_wrap=True, width=max(map(len, commands)) if commands and title != "Options" else None
+            )
             if len(rows[0]) == 3:
                 shown.add_column(no_wrap=True)
             shown.add_column(ratio=1)

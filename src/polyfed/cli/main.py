@@ -1,4 +1,4 @@
-"""The command ``polyfed``. A command is imported when it is called (``commands.py``), so that help comes at once."""
+"""Entry point of the command line."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ from polyfed.runs.malloc import keep_freed_pages
     "polyfed",
     cls=AllCommands,
     invoke_without_command=True,
-    epilog="Start with: polyfed compare digits-mini --methods 'fedavg; fedbn' --rounds 5",
+    epilog="Try: polyfed compare digits-mini --methods 'fedavg; fedbn' --rounds 5",
 )
-@click.option("--debug", is_flag=True, envvar="POLYFED_DEBUG", help="Show the stack trace of an error (POLYFED_DEBUG=1).")
+@click.option("--debug", is_flag=True, envvar="POLYFED_DEBUG", help="Show stack traces (env: POLYFED_DEBUG=1).")
 @click.option("--version", is_flag=True, help="Print the version.")
 @click.option("--install-completion", is_flag=True, help="Install completion for the current shell.")
-@click.option(
-    "--show-completion",
-    is_flag=True,
-    help="Show completion for the current shell, to copy it or customize the installation.",
-)
+@click.option("--show-completion", is_flag=True, help="Print the completion script for the current shell.")
 @click.pass_context
 def app(context: click.Context, debug: bool, version: bool, install_completion: bool, show_completion: bool) -> None:
-    """Multi-domain federated learning: a method is a value, and methods add up."""
+    """Compare, train and deploy federated learning methods across domains."""
     if version:
-        print(_version())
+        from polyfed.cli.inspect import installed_version
+
+        print(installed_version("polyfed"))
     elif install_completion or show_completion:
         from polyfed.cli.completion import completion_script, install
 
@@ -40,19 +38,8 @@ def app(context: click.Context, debug: bool, version: bool, install_completion: 
     context.exit()
 
 
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    try:
-        return installed("polyfed")
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def main() -> None:
-    """Run the command line."""
-    # Before torch is imported: large tensors on huge pages save a tenth of the time of a step with 14 million parameters.
+    # Must be set before torch is imported. Huge pages make a training step with 14 million parameters about 10 % faster.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     keep_freed_pages()
     app(prog_name="polyfed")

@@ -1,4 +1,4 @@
-"""What commands print: results on standard output, the rest on standard error, JSON as the last line."""
+"""Output of commands: results on standard output, everything else on standard error, JSON on the last line."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ WIDTH_OF_FILES = 120
 
 @dataclass(frozen=True)
 class View:
-    """How much of a table is printed.
+    """Display options of tables.
 
     Attributes:
-        wide: All columns, also if the terminal is narrower.
-        explain: What the numbers mean in full, instead of one line.
+        wide: Show all columns, even if the terminal is narrower.
+        explain: Show all footnotes instead of one line.
     """
 
     wide: bool = False
@@ -39,59 +39,58 @@ FITTED = View()
 
 
 def visible(text: str) -> str:
-    """Return the text with control characters, which a terminal would obey, written as escapes; also what cannot be encoded."""
+    """Escape control characters and characters that cannot be encoded."""
     return "".join(char if char.isprintable() or char in "\n\t " else char.encode("unicode_escape").decode() for char in text)
 
 
 def console(stderr: bool = False, width: int | None = None) -> Console:
-    """Return a console; one that writes to a file or pipe is wider than rich would make it."""
+    """Return a console. Its default width is 120 if the output is not a terminal."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
     default = None if stream.isatty() or "COLUMNS" in os.environ else WIDTH_OF_FILES
 
-    class Careful(Console):
-        """Obeys no control characters that came with names of data."""
+    class EscapingConsole(Console):
+        """Console that escapes control characters, which may come from the names of data."""
 
         def print(self, *objects: Any, **how: Any) -> None:
             super().print(*(visible(each) if isinstance(each, str) else each for each in objects), **how)
 
-    return Careful(stderr=stderr, width=width or default, highlight=False)
+    return EscapingConsole(stderr=stderr, width=width or default, highlight=False)
 
 
-def say(text: str) -> None:
-    """Print a sentence as it is: nothing in it is markup."""
+def print_text(text: str) -> None:
+    """Print text that contains no markup."""
     console().print(text, markup=False)
 
 
 def print_line(text: str) -> None:
-    """Print a line that may be copied, such as a command or a path: it is not wrapped."""
+    """Print a line without wrapping it, such as a command or a path that the user may copy."""
     console().print(text, soft_wrap=True, markup=False)
 
 
-def print_at_once(line: str, error: bool = False) -> None:
-    """Print a line for whoever follows the output in a file."""
+def print_now(line: str, error: bool = False) -> None:
+    """Print a line and flush the output."""
     print(visible(line), file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def print_footnotes(short: str, sentences: Sequence[str], view: View, always: Sequence[str] = ()) -> None:
-    """Print what the numbers mean: all sentences with ``--explain``, else one line, after those that are printed in any case."""
+    """Print footnotes: all ``sentences`` with ``--explain``, otherwise ``always`` and one short line."""
     out = console()
     for sentence in filter(None, sentences if view.explain else always):
         out.print(sentence, style="dim", markup=False)
     if not view.explain:
-        line = f"{short} More: --explain.".strip()
-        out.print(line if len(line) <= out.width else "More: --explain.", style="dim", markup=False)
+        out.print(f"{short} More: --explain.".strip(), style="dim", markup=False)
 
 
-def reason_in_short(reason: str, measure: str) -> str:
-    """Return the first of several sentences about why another measure than accuracy heads a table: that its classes are uneven."""
+def short_reason(reason: str, metric: str) -> str:
+    """Return the first sentence of a longer explanation why accuracy is not the primary metric."""
     first, *more = reason.split(". ")
-    return f"{first}." if more and measure != "accuracy" else ""
+    return f"{first}." if more and metric != "accuracy" else ""
 
 
 def print_warnings(sentences: Sequence[str]) -> None:
-    """Print what must be read before any table; to standard output, so that it stays with the numbers."""
+    """Print warnings about results on standard output, next to the numbers."""
     from rich.markup import escape
 
     for sentence in sentences:
@@ -104,7 +103,10 @@ def warn(text: str) -> None:
 
 
 def progress_bar(quiet: bool, message: bool = False) -> ProgressBar:
-    """Return a bar over runs; without a terminal it prints a line for each run instead. ``message``: print messages also if quiet."""
+    """Return a progress bar over runs, or a reporter that prints one line per run without a terminal.
+
+    ``message`` prints messages even if ``quiet``.
+    """
     from polyfed.runs.callbacks.progress import ProgressBar
 
     return ProgressBar(not quiet and sys.stderr.isatty(), report=not quiet, message=warn if message or not quiet else None)
@@ -112,7 +114,7 @@ def progress_bar(quiet: bool, message: bool = False) -> ProgressBar:
 
 @contextmanager
 def status(text: str, quiet: bool) -> Iterator[Status | None]:
-    """Show what is being done, if there is a terminal; the text can be changed."""
+    """Show a status line on a terminal. The text can be updated."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
@@ -121,21 +123,20 @@ def status(text: str, quiet: bool) -> Iterator[Status | None]:
 
 
 def print_json(tree: Any) -> None:
-    """Print one JSON object as one line."""
     print(json.dumps(json_values(tree), allow_nan=False, ensure_ascii=False), flush=True)
 
 
-class _ToStandardError(logging.Handler):
-    """Writes to whatever standard error is at the moment, since a progress bar takes its place."""
+class _StandardErrorHandler(logging.Handler):
+    """Handler that looks up ``sys.stderr`` for every record, since a progress bar replaces it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
         print(f"polyfed: {level}{visible(record.getMessage())}", file=sys.stderr)
 
 
-def listen(quiet: bool) -> None:
-    """Send what polyfed's logger says to standard error: warnings, and what was picked if a setting is auto."""
+def log_to_stderr(quiet: bool) -> None:
+    """Print the log on standard error: warnings, and the values chosen for settings that are auto."""
     log = logging.getLogger("polyfed")
-    if not any(isinstance(handler, _ToStandardError) for handler in log.handlers):
-        log.addHandler(_ToStandardError())
+    if not any(isinstance(handler, _StandardErrorHandler) for handler in log.handlers):
+        log.addHandler(_StandardErrorHandler())
     log.setLevel(logging.ERROR if quiet else logging.INFO)

@@ -1,4 +1,4 @@
-"""``polyfed reproduce``: a table or figure of a paper, run again, with ours beside theirs."""
+"""``polyfed reproduce``: a table or figure from a paper, with published and measured numbers."""
 
 from __future__ import annotations
 
@@ -8,24 +8,34 @@ import click
 
 from polyfed import api
 from polyfed.cli.completion import complete
-from polyfed.cli.estimating import time_words
+from polyfed.cli.estimating import format_time
 from polyfed.cli.guard import stoppable
-from polyfed.cli.options import argument, command, flag, several, shared
-from polyfed.cli.output import View, console, listen, print_footnotes, print_json, print_line, progress_bar, say, status, warn
+from polyfed.cli.options import argument, command, flag, repeatable, shared
+from polyfed.cli.output import (
+    View,
+    console,
+    log_to_stderr,
+    print_footnotes,
+    print_json,
+    print_line,
+    print_text,
+    progress_bar,
+    status,
+    warn,
+)
 from polyfed.cli.tables import print_table
 from polyfed.errors import SettingError
 from polyfed.settings import read_change
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from polyfed.papers.grid import Form
     from polyfed.papers.reproduction import Reproduction
 
 AVERAGES = ("avg", "average", "mean", "worst", "all")
-MOST = "per run: core-hours of the most expensive run; core-hours: of all runs."
-NOTE = "From measured speeds of the networks on one core (docs/reproduce.md); runs that several experiments share count once."
-DASH = "A dash: nothing of it can be run yet."
+PER_RUN_NOTE = "per run: core-hours of the most expensive run; core-hours: total of all runs."
+NOTE = "Computed from the measured speed of the networks on one core (docs/reproduce.md). Runs shared by several experiments count once."
+DASH_NOTE = "A dash marks experiments that cannot be run yet."
 
 
 @command(
@@ -37,33 +47,29 @@ DASH = "A dash: nothing of it can be run yet."
 @argument(
     "experiment",
     "EXPERIMENT",
-    "Such as fedwon/table-1 (polyfed ls experiments).",
+    "Experiment, such as fedwon/table-1 (polyfed ls experiments).",
     required=False,
     shell_complete=complete("experiments"),
 )
 @shared("data root")
 @click.option(
     "--form",
-    "form_name",
     metavar="full|laptop|reduced",
     default="full",
-    help="full: the paper's setting. laptop: about half a core-hour per run, three seeds. reduced: minutes, one seed.",
+    help="full: as in the paper. laptop: about half a core-hour per run, three seeds. reduced: a few minutes, one seed.",
 )
-@several("--only", metavar="METHOD", help="Only this method, as the table or the text form names it; may be repeated.")
-@several("--column", metavar="NAME", help="Only this column, as the table heads it, or this part of several; may be repeated.")
-@click.option("--seeds", metavar="N", type=click.IntRange(min=1), help="Runs of each cell; default: as the paper.")
-@flag("--all", "every", help="With --estimate: all experiments.")
-@flag("--estimate", help="Train nothing: say what it would cost (core-hours).")
-@click.option("--out", "-o", metavar="DIR", default="runs/reproduce", help="Folder of runs and pages.")
-@click.option("--workers", metavar="N|auto", help="Processes that train clients side by side; results stay the same.")
+@repeatable("--only", metavar="METHOD", help="Run only this method (name in the table, or expression); repeatable.")
+@repeatable("--column", "columns", metavar="NAME", help="Run only this column or part of the table; repeatable.")
+@click.option("--seeds", metavar="N", type=click.IntRange(min=1), help="Number of runs per cell. Default: as in the paper.")
+@flag("--all", "every", help="Estimate all experiments (with --estimate).")
+@flag("--estimate", help="Estimate the cost in core-hours, without training.")
+@click.option("--out", "-o", metavar="DIR", default="runs/reproduce", help="Folder for runs and pages.")
+@click.option(
+    "--workers", metavar="N|auto", help="Number of processes that train clients in parallel. The results do not depend on it."
+)
 @shared("set", "wide", "explain", "json", "quiet")
 def reproduce(
     experiment: str | None,
-    root: str | None,
-    form_name: str,
-    only: Sequence[str],
-    column: Sequence[str],
-    seeds: int | None,
     every: bool,
     estimate: bool,
     out: str,
@@ -73,30 +79,21 @@ def reproduce(
     explain: bool,
     as_json: bool,
     quiet: bool,
+    **options: Any,
 ) -> None:
-    """Run a table or figure of a paper again and print ours beside theirs; what is there already is reused."""
-    from polyfed.papers.grid import Form
-
-    settings = dict(read_change(text) for text in changes) | ({} if workers is None else {"workers": workers})
-    form = Form(form_name, tuple(only), seeds, settings, columns=tuple(column))
+    """Reproduce a table or figure from a paper and compare it with the published numbers. Existing runs are reused."""
+    options |= dict(map(read_change, changes)) | ({} if workers is None else {"workers": workers})
     view = View(wide, explain)
-    if every:
-        if not estimate or experiment is not None:
-            raise SettingError(
-                "--all is for --estimate: polyfed reproduce --all --estimate. To run experiments, name one at a time."
-            )
-        _estimate_all(form, as_json, quiet, view)
-        return
-    if experiment is None:
-        raise SettingError("Name an experiment: polyfed reproduce fedwon/table-1. All of them: polyfed ls experiments.")
-    listen(quiet)
+    if every and (not estimate or experiment is not None):
+        raise SettingError("--all requires --estimate, without an experiment: polyfed reproduce --all --estimate.")
+    if experiment is None and not every:
+        raise SettingError("EXPERIMENT is missing. Pass one, such as fedwon/table-1 (polyfed ls experiments lists all).")
+    log_to_stderr(quiet)
     if estimate:
-        _estimate_one(experiment, form, root, as_json, quiet, view)
+        _estimate(experiment, options, as_json, quiet, view)
         return
-    with progress_bar(quiet) as bar, stoppable("the same command goes on from here; finished runs are kept."):
-        found = api.reproduce(
-            experiment, root, form=form_name, only=only, columns=column, seeds=seeds, out=out, callbacks=[bar], **settings
-        )
+    with progress_bar(quiet) as bar, stoppable("Run the same command again to resume; finished runs are kept."):
+        found = api.reproduce(str(experiment), out=out, callbacks=[bar], **options)
     if not quiet:
         _print(found, view)
     if as_json:
@@ -104,84 +101,54 @@ def reproduce(
 
 
 def _print(found: Reproduction, view: View) -> None:
-    """Print the paper's tables with ours, what differs, and where the page is."""
+    """Print the paper's tables with the measured numbers, the differences, and the path of the page."""
     from polyfed.papers.page import LEGEND, Footnotes, analysis_sentences, sentences, shown_tables, verdicts
 
     footnotes = Footnotes()
     console().print(f"{found.item.paper}, {found.item.item}: {found.item.title}", style="bold", markup=False)
     for sentence in sentences(found):
-        say(sentence)
-    for made in shown_tables(found, footnotes):
-        print_table(made.name, made.head, made.lines, view, later=_by_importance(made.head))
+        print_text(sentence)
+    for table in shown_tables(found, footnotes):
+        averages = [name for name in table.head[1:] if name.lower() in AVERAGES]
+        others = [[name] for name in table.head[1:] if name not in averages]
+        print_table(table.name, table.head, table.lines, view, optional=[averages, *others])
     marks = footnotes.lines()
     print_footnotes("Each cell: published / ours (difference).", [LEGEND, *marks], view, marks)
     for sentence in [*analysis_sentences(found), *verdicts(found)]:
-        say(sentence)
+        print_text(sentence)
     for problem in dict.fromkeys(found.problems.values()):
         warn(problem)
     print_line(f"page: {found.page} and {found.page.with_suffix('.html').name}")
 
 
-def _by_importance(head: Sequence[str]) -> list[list[str]]:
-    """Return the columns that a narrow terminal may leave out: averages are the most important, then the others from the left."""
-    averages = [name for name in head[1:] if name.lower() in AVERAGES]
-    return [averages, *([name] for name in head[1:] if name not in averages)]
-
-
-def _estimate_all(form: Form, as_json: bool, quiet: bool, view: View) -> None:
-    """Print what all experiments would cost, by measured speeds of their networks."""
-    with status("Looking", quiet):
-        from polyfed.papers.costs import core_hours, max_core_hours
-        from polyfed.papers.files import item_names, read_item
-        from polyfed.papers.grid import cells_of, planned_runs
-
-        plans = {name: planned_runs(cells_of(read_item(name), form), form) for name in item_names()}
-        shared_runs = {folder: run for runs in plans.values() for folder, run in runs.items()}
-        rows = [
-            {
-                "name": name,
-                "runs": sum(run.seeds for run in runs.values()),
-                "max_core_hours_per_run": max_core_hours(runs.values()),
-                "core_hours": core_hours(runs.values()),
-            }
-            for name, runs in plans.items()
-        ]
-        total = core_hours(shared_runs.values())
+def _estimate(experiment: str | None, options: dict[str, Any], as_json: bool, quiet: bool, view: View) -> None:
+    with status("Estimating", quiet) as shown:
+        found = api.estimate_reproduction(experiment, notify=shown.update if shown else None, **options)
     if not quiet:
-        columns = ("experiment", "runs", "per run", "core-hours")
-        cells = [
-            (str(name), str(runs), *("-" if each is None else f"{each:,.1f}" for each in hours))
-            for name, runs, *hours in (row.values() for row in rows)
-        ]
-        print_table(f"all experiments, {form.name} form", columns, cells, numbers=columns[1:])
-        told = "unknown" if total is None else f"{total:,.0f} core-hours"
-        console().print(f"[bold]{sum(run.seeds for run in shared_runs.values())} different runs: {told}.[/bold]")
-        print_footnotes(DASH, [NOTE, MOST, DASH], view)
+        (_print_all if experiment is None else _print_one)(found, view)
     if as_json:
-        print_json({"experiments": rows, "core_hours": total, "form": form.name, "note": NOTE})
+        print_json({**found, "note": NOTE} if experiment is None else found)
 
 
-def _estimate_one(experiment: str, form: Form, root: str | None, as_json: bool, quiet: bool, view: View) -> None:
-    """Print what one experiment would cost: measured on its data if they are here, else by the speed of its networks."""
-    with status("Preparing data", quiet) as shown:
-        from polyfed.papers.costs import estimate_item
-        from polyfed.papers.files import read_item
-
-        rows = list(estimate_item(read_item(experiment), form, root, shown.update if shown else lambda text: None))
-    total = sum(row["core_seconds"] for row in rows if row["core_seconds"] is not None)
-    if not quiet:
-        print_table(
-            f"{experiment}, {form.name} form: what it would cost",
-            ("run", "method", "seeds", "a run", "how"),
-            [(row["run"], row["method"], str(row["seeds"]), _per_run(row), row["how"]) for row in rows],
-            view,
-            ("seeds",),
-            [["a run"], ["seeds"], ["how"], ["method"]],
-        )
-        console().print(f"[bold]{sum(row['seeds'] for row in rows)} runs: {time_words(total, 'core-')}.[/bold]")
-    if as_json:
-        print_json({"experiment": experiment, "form": form.name, "core_hours": total / 3600, "runs": rows})
+def _print_all(found: Mapping[str, Any], view: View) -> None:
+    columns = ("experiment", "runs", "per run", "core-hours")
+    cells = [
+        (str(name), str(runs), *("-" if each is None else f"{each:,.1f}" for each in hours))
+        for name, runs, *hours in (row.values() for row in found["experiments"])
+    ]
+    print_table(f"all experiments, {found['form']} form", columns, cells, numbers=columns[1:])
+    total = "unknown" if found["core_hours"] is None else f"{found['core_hours']:,.0f} core-hours"
+    console().print(f"[bold]{found['runs']} different runs: {total}.[/bold]")
+    print_footnotes(DASH_NOTE, [NOTE, PER_RUN_NOTE, DASH_NOTE], view)
 
 
-def _per_run(row: dict[str, Any]) -> str:
-    return "-" if row["core_seconds"] is None else time_words(row["core_seconds"] / row["seeds"], "core-")
+def _print_one(found: Mapping[str, Any], view: View) -> None:
+    rows = []
+    for row in found["runs"]:
+        per_run = "-" if row["core_seconds"] is None else format_time(row["core_seconds"] / row["seeds"], "core-")
+        rows.append((row["run"], row["method"], str(row["seeds"]), per_run, row["how"]))
+    title = f"{found['experiment']}, {found['form']} form: estimated cost"
+    optional = [["per run"], ["seeds"], ["source"], ["method"]]
+    print_table(title, ("run", "method", "seeds", "per run", "source"), rows, view, ("seeds",), optional)
+    total = format_time(3600 * found["core_hours"], "core-")
+    console().print(f"[bold]{sum(row['seeds'] for row in found['runs'])} runs: {total}.[/bold]")

@@ -1,4 +1,4 @@
-"""``polyfed sweep``: settings searched for each method on validation data, then tested."""
+"""``polyfed sweep``: hyperparameter search on validation data, then a test of the best settings."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import click
 from polyfed import api
 from polyfed.cli.compare import print_methods
 from polyfed.cli.guard import BAD_INPUT, stoppable
-from polyfed.cli.options import chosen_values, command, compared_methods, flag, settings_except, several, shared
-from polyfed.cli.output import View, console, listen, print_footnotes, print_json, print_line, progress_bar, say
+from polyfed.cli.options import command, flag, repeatable, resolve_methods, resolve_values, settings_except, shared
+from polyfed.cli.output import View, console, log_to_stderr, print_footnotes, print_json, print_line, print_text, progress_bar
 from polyfed.cli.tables import print_table, styled
 from polyfed.errors import SettingError
 from polyfed.settings import read_change
-from polyfed.text import apart, literal_or_text
+from polyfed.text import literal_or_text, split_outside_brackets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from polyfed.studies.sweep.search import Sweep
     from polyfed.studies.sweep.trials import Score, Searched
 
-VALIDATION = "validation: the mean over clients of the accuracy on source-validation data; no test set was read for it."
+VALIDATION_NOTE = "validation: mean accuracy of the training clients on validation data; test data is not read."
 
 
 @command(
@@ -31,36 +31,31 @@ VALIDATION = "validation: the mean over clients of the accuracy on source-valida
     'polyfed sweep digits-mini --methods "fedavg; fedbn" --lr 0.01,0.03,0.1',
     'polyfed sweep digits-mini --methods "fedavg; fedprox" --lr 0.01,0.1 --set-grid fedprox.mu=0.001,0.01 --trials 12 --halving --seeds 3',
     first=(
-        "methods",
-        "lr",
-        "set_grid",
-        "trials",
-        "seeds",
-        "rounds",
-        "batch_size",
-        "local_epochs",
-        "model",
-        "root",
-        "workers",
-        "out",
+        *("methods", "lr", "set_grid", "trials", "seeds", "rounds"),
+        *("batch_size", "local_epochs", "model", "root", "workers", "out"),
     ),
 )
 @shared("methods", "data")
-@click.option("--lr", metavar="V1,V2,...", help="Learning rates to try.")
-@several("--set-grid", metavar="KEY=V1,V2,...", help="Values of a setting, or of an option (fedprox.mu); may be repeated.")
+@click.option("--lr", metavar="V1,V2,...", help="Learning rates to try, separated by commas.")
+@repeatable("--set-grid", metavar="KEY=V1,V2,...", help="Values to try for a setting or a method option (fedprox.mu); repeatable.")
 @click.option(
     "--trials",
     metavar="N",
     type=int,
-    help="N trials for each method, proposed by Optuna; learning rates between those given. Default: a grid.",
+    help="Number of trials per method, proposed by Optuna, with learning rates between the given ones. Default: full grid.",
 )
-@click.option("--sampler", default="tpe", help="Who proposes: tpe (learns from the trials before), or random.")
-@flag("--halving", help="Stop trials that are behind early, and spend their rounds on further trials.")
-@click.option("--seeds", metavar="N", type=int, default=1, help="Final runs of the chosen settings: --seed, --seed + 1, ...")
+@click.option("--sampler", default="tpe", help="Optuna sampler: tpe (learns from earlier trials), or random.")
+@flag("--halving", help="Use successive halving: stop weak trials early, and spend their rounds on more trials.")
 @click.option(
-    "--hold-out", metavar="SHARE", type=float, help="Share of the training data to validate on, where there is no validation part."
+    "--seeds", metavar="N", type=int, default=1, help="Number of final runs with the best settings: --seed, --seed + 1, ..."
 )
-@click.option("--out", "-o", metavar="DIR", help="Folder of sweep.json and the runs; default: runs/sweep-<data>.")
+@click.option(
+    "--hold-out",
+    metavar="FRACTION",
+    type=float,
+    help="Fraction of the training data for validation, if there is no validation split.",
+)
+@click.option("--out", "-o", metavar="DIR", help="Folder for sweep.json and all runs. Default: runs/sweep-<data>.")
 @shared("recipe", "set", "trust", "wide", "explain", "json", "quiet")
 @settings_except("data", "method", "lr")
 def sweep(
@@ -73,25 +68,21 @@ def sweep(
     seeds: int,
     hold_out: float | None,
     out: str | None,
-    recipe: str | None,
-    changes: Sequence[str],
-    trust: bool,
     wide: bool,
     explain: bool,
     as_json: bool,
     quiet: bool,
     **values: Any,
 ) -> None:
-    """Search settings of each method on validation data only, with equal budgets, then test what was chosen."""
-    listen(quiet)
-    chosen = chosen_values(values, recipe, changes, trust)
-    chosen.pop("method", None)  # a recipe's own, in whose place the methods are searched
-    search = _search_of(lr, set_grid)
-    with progress_bar(quiet) as bar, stoppable("the same command goes on from here; finished trials are kept."):
+    """Tune each method on validation data with the same budget, then test the best settings."""
+    log_to_stderr(quiet)
+    chosen = resolve_values(**values)
+    chosen.pop("method", None)  # the method of the recipe, replaced by the tuned methods
+    with progress_bar(quiet) as bar, stoppable("Run the same command again to resume; finished trials are kept."):
         found = api.sweep(
             **chosen,
-            methods=compared_methods(methods, recipe),
-            search=search,
+            methods=resolve_methods(methods, values["recipe"]),
+            search=_parse_search(lr, set_grid),
             trials=trials,
             sampler=sampler,
             halving=halving,
@@ -105,57 +96,55 @@ def sweep(
         _print_tests(found, View(wide, explain))
     if as_json:
         print_json(found.as_json())
-    if any(one.problem for one in found.searched):
+    if any(searched.problem for searched in found.searched):
         raise click.exceptions.Exit(BAD_INPUT)
 
 
-def _search_of(lr: str | None, others: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """Return what is searched, from the command line."""
-    found: dict[str, tuple[Any, ...]] = {} if lr is None else {"lr": _numbers(lr)}
+def _parse_search(lr: str | None, others: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    search: dict[str, tuple[Any, ...]] = {}
+    if lr is not None:
+        try:
+            search["lr"] = tuple(float(number) for number in lr.split(","))
+        except ValueError as error:
+            raise SettingError(f"--lr must be a comma-separated list of numbers, such as 0.01,0.03,0.1; got {lr!r}.") from error
     for text in others:
         key, equals, written = text.partition("=")
         name = key.strip().replace("-", "_")
         if not equals or not written.strip():
-            raise SettingError(f"--set-grid takes key=v1,v2, found {text!r}.")
-        if name in found:
-            raise SettingError(f"{name} is searched twice; give all its values at once.")
-        pieces = apart(written)
-        found[name] = tuple(literal_or_text(piece) if "." in name else read_change(f"{name}={piece}")[1] for piece in pieces)
-    return found
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(piece) for piece in text.split(","))
-    except ValueError as error:
-        raise SettingError(f"--lr takes numbers apart by commas, such as 0.01,0.03,0.1, found {text!r}.") from error
+            raise SettingError(f"--set-grid must be key=v1,v2, got {text!r}.")
+        if name in search:
+            raise SettingError(f"{name} is given twice. Pass all its values in one option.")
+        values = split_outside_brackets(written)
+        search[name] = tuple(literal_or_text(value) if "." in name else read_change(f"{name}={value}")[1] for value in values)
+    return search
 
 
 def _print_search(found: Sweep, view: View) -> None:
-    """Print everything that was tried; the chosen ones are marked."""
+    """Print all trials and mark the best ones."""
     from polyfed.studies.sweep.trials import edges
 
     names = [axis.name for axis in found.axes]
     shown: list[Row] = []
-    for one in found.searched:
-        shown += [(one.method if place == 0 else "", *_score_cells(one, score, names)) for place, score in enumerate(one.scores)]
+    for searched in found.searched:
+        labels = (searched.method, *[""] * len(searched.scores))
+        shown += [(label, *_score_cells(searched, score, names)) for label, score in zip(labels, searched.scores, strict=False)]
         shown.append(None)
     kind = "grid" if found.is_grid else f"search ({found.sampler})"
-    budget = f"{found.trials} trials for each method"
+    budget = f"{found.trials} trial{'s' * (found.trials != 1)} per method"
     if found.halving:
-        budget = f"rounds of {budget}; those behind are stopped early"
+        budget = f"rounds of {budget}; weak trials are stopped early"
     numbers = (*names, "validation %")
     title = f"{found.settings.data}: {kind}, {budget}"
     print_table(title, ("method", *numbers, "chosen"), shown, view, numbers, [[name] for name in names])
     if view.explain:
-        print_footnotes("", [VALIDATION], view)
-    for one in found.searched:
-        for name in edges(one, found.axes):
-            say(f"{one.method}: the chosen {name} is at the edge of what was tried; better values may lie beyond.")
+        print_footnotes("", [VALIDATION_NOTE], view)
+    for searched in found.searched:
+        for name in edges(searched, found.axes):
+            print_text(f"{searched.method}: the best {name} is at the edge of the search range. Consider a wider range.")
 
 
-def _score_cells(one: Searched, score: Score, names: Sequence[str]) -> list[Cell]:
-    """Return the values of a trial, what validation said, and whether it was chosen."""
+def _score_cells(searched: Searched, score: Score, names: Sequence[str]) -> list[Cell]:
+    """Return the values of a trial, its validation score, and a mark if it is the best."""
     from polyfed.studies.report.words import percent
     from polyfed.studies.sweep.trials import format_values
 
@@ -164,19 +153,17 @@ def _score_cells(one: Searched, score: Score, names: Sequence[str]) -> list[Cell
     result = "failed" if score.validation is None else percent(score.validation)
     if score.stopped is not None:
         result += f" (round {score.stopped})"
-    return [*cells, styled(result, "bold"), "<--"] if score is one.chosen else [*cells, result, ""]
+    return [*cells, styled(result, "bold"), "<--"] if score is searched.chosen else [*cells, result, ""]
 
 
 def _print_tests(found: Sweep, view: View) -> None:
-    """Print what the chosen settings reach on test data."""
     from polyfed.studies.sweep.search import FILE
     from polyfed.tasks.metrics import MEASURES
 
     console().print()
-    print_methods(f"tests of the chosen settings: {MEASURES[found.metric]} in %", found.rows(), view)
+    print_methods(f"test results of the best settings: {MEASURES[found.metric]} in %", found.rows(), view)
     seeds = len(found.seeds)
-    over_seeds = f"the sample standard deviation over {seeds} seeds"
-    meaning = over_seeds if seeds > 1 else "the standard error of one run from the size of its test"
-    whole = "" if found.hold_out is None else " What was held out in the search is trained on here."
-    print_footnotes("No test set was read for the choice.", [f"± is {meaning}.{whole} Data: {found.whole.source}."], view)
+    error = f"sample standard deviation over {seeds} seeds" if seeds > 1 else "standard error of one run"
+    hold_out = "" if found.hold_out is None else " These runs also train on the data that the search held out."
+    print_footnotes("The search did not read test data.", [f"± is the {error}.{hold_out} Data: {found.whole.source}."], view)
     print_line(f"all trials and results: {found.folder / FILE}")

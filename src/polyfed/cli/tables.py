@@ -1,4 +1,4 @@
-"""Tables that fit the terminal: they give up whole columns, the least important first, and never break a word."""
+"""Tables that fit the terminal by hiding the least important columns; words are never broken."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     Columns: TypeAlias = Mapping[str, str | Callable[[Mapping[str, Any]], str]]
 
 READABLE = 24
-"""Text is wrapped to no fewer characters than this before a column is given up."""
+"""Columns are hidden before text is wrapped to fewer characters than this."""
 EDGES, BETWEEN = 2, 2
-"""Blank characters at the two edges of a table, and between two columns."""
+"""Blanks at the edges of a table, and between two columns."""
 
 
 def styled(text: str, style: str) -> Text:
-    """Return a cell in ``bold`` or ``dim``; other cells are plain text, in which nothing is markup."""
+    """Return a cell in ``bold`` or ``dim``. Plain strings are cells without style; they contain no markup."""
     from rich.text import Text
 
     return Text(visible(text), style)
@@ -31,10 +31,7 @@ def styled(text: str, style: str) -> Text:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column with its width if nothing is wrapped, the width of its longest word, and the width that reads well.
-
-    A number is never wrapped: each of its lines is one word.
-    """
+    """A column with its width without wrapping, the width of its longest word, and a readable width. Numbers are never wrapped."""
 
     name: str
     is_number: bool
@@ -55,83 +52,80 @@ class _Column:
 
 
 class FittedTable:
-    """A table whose columns are chosen when it is printed.
+    """A table that selects its columns when it is printed.
 
     Args:
-        columns: The names of all columns, in the order they are shown in.
-        rows: The cells of each row; None draws a line below the row before.
-        numbers: Columns aligned to the right, whose cells are never wrapped.
-        later: Groups of columns that are shown if there is room, the most important first; a group is shown whole or not at all.
+        columns: Names of all columns, in display order.
+        rows: Cells of each row; None draws a separator line.
+        numbers: Right-aligned columns that are never wrapped.
+        optional: Groups of columns that are shown if they fit, the most important first. A group is shown completely or not at all.
     """
 
     def __init__(
-        self,
-        columns: Sequence[str],
-        rows: Iterable[Row],
-        numbers: Iterable[str] = (),
-        later: Iterable[Sequence[str]] = (),
+        self, columns: Sequence[str], rows: Iterable[Row], numbers: Iterable[str] = (), optional: Iterable[Sequence[str]] = ()
     ) -> None:
         self.rows = [None if row is None else [styled(cell, "") if isinstance(cell, str) else cell for cell in row] for row in rows]
         filled = [row for row in self.rows if row is not None]
         for row in filled:
             if len(row) != len(columns):
-                raise ValueError(f"A row of {len(row)} cells in a table of {len(columns)} columns.")
+                raise ValueError(f"A row has {len(row)} cells, but the table has {len(columns)} columns.")
         right = set(numbers)
         self.columns = [
-            _Column.measured(name, [row[place].plain for row in filled], name in right) for place, name in enumerate(columns)
+            _Column.measured(name, [row[index].plain for row in filled], name in right) for index, name in enumerate(columns)
         ]
-        # By place, since a domain may be called like another column.
-        self.later = [[place for place, name in enumerate(columns) if name in group] for group in later]
+        # Columns are identified by index, because a domain may have the name of another column.
+        self.optional = [[index for index, name in enumerate(columns) if name in group] for group in optional]
 
-    def left_out(self, width: int) -> list[str]:
+    def hidden(self, width: int) -> list[str]:
         """Return the names of the columns that do not fit."""
-        kept = self._places(width, wide=False)
-        return [column.name for place, column in enumerate(self.columns) if place not in kept]
+        shown = self._select(width, wide=False)
+        return [column.name for index, column in enumerate(self.columns) if index not in shown]
 
     def printed_width(self, width: int, wide: bool = False) -> int:
-        """Return the terminal's width, or more if all columns are requested or not even the most important ones fit."""
-        chosen = [self.columns[place] for place in self._places(width, wide)]
-        return max(width, _total(column.natural if wide else column.word for column in chosen))
+        """Return the width of the output: more than the terminal if ``wide``, or if the most important columns do not fit."""
+        columns = [self.columns[index] for index in self._select(width, wide)]
+        return max(width, _total(column.natural if wide else column.word for column in columns))
 
-    def fitted(self, width: int, wide: bool = False) -> Table:
-        """Return the table for rich, in the columns that fit; ``wide`` keeps all."""
+    def build(self, width: int, wide: bool = False) -> Table:
+        """Return the rich table with the columns that fit, or with all columns if ``wide``."""
         from rich import box
         from rich.table import Table
 
-        places = self._places(width, wide)
-        made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        for place, wanted in zip(places, self._widths(places, width), strict=True):
-            column = self.columns[place]
-            made.add_column(styled(column.name, ""), justify="right" if column.is_number else "left", width=wanted, overflow="fold")
+        selected = self._select(width, wide)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for index, column_width in zip(selected, self._widths(selected, width), strict=True):
+            column = self.columns[index]
+            justify: Any = "right" if column.is_number else "left"
+            table.add_column(styled(column.name, ""), justify=justify, width=column_width, overflow="fold")
         for row in self.rows:
             if row is None:
-                made.add_section()
+                table.add_section()
             else:
-                made.add_row(*(row[place] for place in places))
-        return made
+                table.add_row(*(row[index] for index in selected))
+        return table
 
-    def _places(self, width: int, wide: bool) -> list[int]:
-        chosen = set(range(len(self.columns)))
+    def _select(self, width: int, wide: bool) -> list[int]:
+        selected = set(range(len(self.columns)))
         if wide:
-            return sorted(chosen)
-        chosen -= {place for group in self.later for place in group}
-        for group in self.later:
-            if _total(self.columns[place].readable for place in chosen.union(group)) <= width:
-                chosen |= set(group)
-        return sorted(chosen)
+            return sorted(selected)
+        selected -= {index for group in self.optional for index in group}
+        for group in self.optional:
+            if _total(self.columns[index].readable for index in selected.union(group)) <= width:
+                selected |= set(group)
+        return sorted(selected)
 
-    def _widths(self, places: Sequence[int], width: int) -> list[int]:
-        """Return a width for each column: all it wants if there is room, else what it needs and a share of what is left."""
-        columns = [self.columns[place] for place in places]
+    def _widths(self, selected: Sequence[int], width: int) -> list[int]:
+        """Return the column widths: the natural ones if they fit, otherwise the minimum, with the remaining space distributed."""
+        columns = [self.columns[index] for index in selected]
         natural = [column.natural for column in columns]
         if _total(natural) <= width:
             return natural
-        found = [column.readable for column in columns]
-        if _total(found) > width:
-            found = [column.word for column in columns]
-        while _total(found) < width:
-            found[max(range(len(found)), key=lambda place: natural[place] - found[place])] += 1
-        return found
+        widths = [column.readable for column in columns]
+        if _total(widths) > width:
+            widths = [column.word for column in columns]
+        while _total(widths) < width:
+            widths[max(range(len(widths)), key=lambda index: natural[index] - widths[index])] += 1
+        return widths
 
 
 def _total(widths: Iterable[int]) -> int:
@@ -145,27 +139,27 @@ def print_table(
     rows: Iterable[Row],
     view: View = FITTED,
     numbers: Iterable[str] = (),
-    later: Iterable[Sequence[str]] = (),
+    optional: Iterable[Sequence[str]] = (),
 ) -> None:
-    """Print a table (see ``FittedTable``) under its title."""
-    print_fitted(title, FittedTable(columns, rows, numbers, later), view)
+    """Print a title and a table (see ``FittedTable``)."""
+    print_fitted(title, FittedTable(columns, rows, numbers, optional), view)
 
 
-def print_fitted(title: str, made: FittedTable, view: View = FITTED) -> None:
-    """Print a table under its title, which may be wider than the table and says how many columns did not fit."""
+def print_fitted(title: str, table: FittedTable, view: View = FITTED) -> None:
+    """Print a title with the number of hidden columns, and the table."""
     out = console()
-    width = made.printed_width(out.width, view.wide)
-    left_out = 0 if view.wide else len(made.left_out(out.width))
-    more = f"{left_out} more column{'s' * (left_out != 1)}: --wide" if left_out else ""
+    hidden = 0 if view.wide else len(table.hidden(out.width))
+    more = f"{hidden} more column{'s' * (hidden != 1)}: --wide" if hidden else ""
     heading = f"{title} ({more})" if title and more else title or more
     if heading:
         out.print(heading, style="bold", markup=False)
-    console(width=width).print(made.fitted(width, view.wide))
+    width = table.printed_width(out.width, view.wide)
+    console(width=width).print(table.build(width, view.wide))
 
 
-def print_pairs(title: str, pairs: Mapping[str, Any], view: View = FITTED, heads: Sequence[str] = ("what", "found")) -> None:
-    """Print names with their values."""
-    print_table(title, heads, [(str(name), str(value)) for name, value in pairs.items()], view)
+def print_pairs(title: str, pairs: Mapping[str, Any], view: View = FITTED, columns: Sequence[str] = ("name", "value")) -> None:
+    """Print a table of names and values."""
+    print_table(title, columns, [(str(name), str(value)) for name, value in pairs.items()], view)
 
 
 def emit(
@@ -175,21 +169,15 @@ def emit(
     title: str = "",
     view: View = FITTED,
     numbers: Iterable[str] = (),
-    later: Iterable[Sequence[str]] = (),
+    optional: Iterable[Sequence[str]] = (),
 ) -> None:
-    """Print rows as JSON or as a table.
+    """Print rows as a table, or ``tree`` as JSON if it is not None.
 
-    Args:
-        rows: What is listed.
-        columns: The key of a row, or a function that writes the cell, by the column's name.
-        tree: What JSON prints; None prints the table.
-        title: Of the table, as are the others (see ``print_table``).
-        view: See there.
-        numbers: See there.
-        later: See there.
+    ``columns`` maps the name of each column to a key of the rows, or to a function that formats the cell. The other parameters are
+    the same as for ``print_table``.
     """
     if tree is not None:
         print_json(tree)
         return
     cells = ([str(row[read]) if isinstance(read, str) else read(row) for read in columns.values()] for row in rows)
-    print_table(title, list(columns), cells, view, numbers, later)
+    print_table(title, list(columns), cells, view, numbers, optional)

@@ -191,7 +191,7 @@ class Domain:
     groups: Tensor | None = None
 
 
-def class_words(data: DataSet | Federation) -> str:
+def describe_classes(data: DataSet | Federation) -> str:
     """Describe the number of classes, labels or outputs, and the task if it is not classification."""
     count, noun = len(data.classes), data.task.noun
     plural = noun if count == 1 else f"{noun}es" if noun.endswith("s") else f"{noun}s"
@@ -227,7 +227,7 @@ class DataSet:
 
     def __repr__(self) -> str:
         rows = [(d.name, len(d.train), 0 if d.validation is None else len(d.validation), len(d.test)) for d in self.domains]
-        head = f"<DataSet {self.name}: {len(self.domains)} domains, {class_words(self)}>"
+        head = f"<DataSet {self.name}: {len(self.domains)} domains, {describe_classes(self)}>"
         return "\n".join([head, *_table(("domain", "train", "validation", "test"), rows)])
 
     def domain(self, name: str) -> Domain:
@@ -296,7 +296,7 @@ class Federation:
         unseen = (
             [f"unseen: {', '.join(f'{name} ({len(examples)})' for name, examples in self.unseen.items())}"] if self.unseen else []
         )
-        head = f"<Federation {self.name}: {len(self.clients)} clients, {class_words(self)}>"
+        head = f"<Federation {self.name}: {len(self.clients)} clients, {describe_classes(self)}>"
         return "\n".join([head, *_table(("client", "domain", "train", "validation", "test"), rows), *more, *unseen])
 
     def sample_input(self) -> Tensor:

@@ -118,7 +118,7 @@ def test_a_kit_holds_no_key_and_is_read_again(tmp_path: Path) -> None:
 
 def test_commands_say_what_is_missing(polyfed: Command) -> None:
     for words, sentence in (
-        (["join"], "Name a kit"),
+        (["join"], "Pass a kit file"),
         (["join", "none.kit", "--data", "x"], "Kit not found"),
         (["join", "--folder", "nowhere"], "is not a node folder"),
         (["nodes", "list"], "is not a server folder"),

@@ -273,7 +273,7 @@ def test_a_log_that_was_changed_is_named_by_the_command(server: HostileServer, t
         lines = log.read_bytes().splitlines(keepends=True)
         assert len(lines) > 2
         copy.write_bytes(b"".join(lines))
-        assert f"{len(lines)} lines, unbroken" in server.deployed.polyfed("audit", "verify", str(copy))
+        assert f"chain of {len(lines)} lines is intact" in server.deployed.polyfed("audit", "verify", str(copy))
         for changed in ([lines[0], lines[1].replace(b'"event"', b'"evemt"'), *lines[2:]], [lines[0], *lines[2:]]):
             copy.write_bytes(b"".join(changed))
             done = server.deployed.run_on("server", [str(PROGRAMS / "polyfed"), "audit", "verify", str(copy)])

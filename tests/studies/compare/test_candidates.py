@@ -50,7 +50,7 @@ def test_all_ways_of_writing_say_the_same() -> None:
     ("given", "words"),
     [
         ("fedavg with", "no setting after 'with'"),
-        ("fedavg with lr", "takes key=value"),
+        ("fedavg with lr", "must be key=value"),
         ("fedavg with lrr=1", "Did you mean lr"),
         ("fedavg with rounds=3", "all runs have the same length"),
         ("fedavg with data=pacs", "only training settings can differ"),
@@ -104,7 +104,7 @@ def test_a_recipe_has_per_method_settings(tmp_path: Path, polyfed: Command) -> N
     [
         ('"fedbn" = { lrr = 0.2 }', "Did you mean lr"),
         ('"fedbn" = { rounds = 2 }', "the same length"),
-        ('"fedbn" = { lr = "fast" }', "lr takes a number"),
+        ('"fedbn" = { lr = "fast" }', "lr must be a number"),
         ('"fedbn" = 3', "must be a table of per-method settings"),
     ],
 )

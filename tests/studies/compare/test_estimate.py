@@ -199,14 +199,13 @@ def test_the_long_measurement_keeps_to_its_seconds(clock: Clock, monkeypatch: py
 def test_run_estimates_instead_of_training(polyfed: Command, images: Path, tmp_path: Path) -> None:
     ended = polyfed("run", images, *SHORT_RUN, "--method", "fixbn(decay=None)", "--rounds", "8", "--estimate", "--json")
     assert ended.code == 0
-    assert "other entries travel from round 5 on" in ended.out
+    assert "the exchanged entries change in round 5" in ended.out
     assert ended.err.count("polyfed: warning: fixbn freezes statistics at a constant learning rate") == 1
-    for words in ("what it would cost", "1 run: ", "core-seconds", "of traffic"):
+    for words in ("estimated cost", "1 run: ", "core-seconds", "of traffic"):
         assert words in ended.out
-    told = ended.json
-    assert told["methods"][0]["method"] == "fixbn(decay=None)" and told["core_hours"] * 3600 == pytest.approx(
-        told["methods"][0]["cpu_seconds"]
-    )
+    (method,) = ended.json["methods"]
+    assert method["method"] == "fixbn(freeze_at=0.5, decay=None)"
+    assert ended.json["core_hours"] * 3600 == pytest.approx(method["cpu_seconds"])
     assert not (tmp_path / "runs").exists()
 
 
@@ -214,16 +213,16 @@ def test_compare_estimates_every_run(polyfed: Command, images: Path, tmp_path: P
     options = ("--methods", "fedavg; fixup; fedbn", "--seeds", "2", "--protocol", "leave-one-out", "--workers", "2")
     ended = polyfed("compare", images, *SHORT_RUN, *options, "--estimate", "--json")
     assert ended.code == 2
-    assert "fixup cannot be run: fixup: SmallCNN has no residual branch" in ended.err
+    assert "Cannot run fedavg + fixup: fixup: SmallCNN has no residual branch" in ended.err
     assert "8 runs: " in ended.out
-    assert "on the clock" not in ended.out, "one client is left in each run, and needs no second worker"
+    assert "wall-clock" not in ended.out, "one client is left in each run, and needs no second worker"
     assert [len(method["runs"]) for method in ended.json["methods"]] == [4, 0, 4]
     assert not (tmp_path / "runs").exists()
 
 
 def test_workers_share_the_clock(polyfed: Command, images: Path) -> None:
     ended = polyfed("compare", images, *SHORT_RUN, "--methods", "fedavg; fedbn", "--workers", "8", "--estimate", "--json")
-    assert "2 runs: " in ended.out and "on the clock with 2 workers" in ended.out
+    assert "2 runs: " in ended.out and "wall-clock time with 2 workers" in ended.out
     assert [run["workers"] for method in ended.json["methods"] for run in method["runs"]] == [2, 2]
 
 

@@ -135,7 +135,7 @@ def test_what_cannot_be_written_is_said(runs: Path, tmp_path: Path, polyfed: Com
     assert "--tables does not support 'word'." in refused("--tables", "word")
     assert "--figures does not support 'gif'." in refused("--figures", "gif")
     assert "--metric cannot be 'f1'." in refused("--metric", "f1")
-    assert "Name a folder." in refused("--tables", "md", "--figures", "svg", "-o", "t.md")
+    assert "Pass a folder." in refused("--tables", "md", "--figures", "svg", "-o", "t.md")
 
 
 def test_figures_for_a_paper(runs: Path, tmp_path: Path, polyfed: Command) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from polyfed.core.method import Method, load_file, parse
 from polyfed.errors import PolyfedError, SettingError
 from polyfed.settings import FACTS, Settings, read_change, require_names, with_changes, with_tuples
-from polyfed.text import apart, outside_brackets
+from polyfed.text import outside_brackets, split_outside_brackets
 from polyfed.trust import NOTHING, Trust
 
 _WITH = re.compile(r"\bwith\b")
@@ -77,7 +77,7 @@ def _each(methods: Any) -> Iterable[Candidate]:
         if isinstance(given, Method):
             yield Candidate(str(given), checked(own), None if is_registered(given) else given)
         elif isinstance(given, str):
-            texts = apart(given, ";")
+            texts = split_outside_brackets(given, ";")
             if own and len(texts) != 1:
                 raise SettingError(f"Per-method settings apply to one method; got {len(texts)} in {given!r}.")
             yield from (read_candidate(text, own) for text in texts)
@@ -105,10 +105,10 @@ def read_candidate(text: str, own: Mapping[str, Any] | None = None) -> Candidate
     {'lr': 0.2}
     """
     method, *written = _WITH.split(text, 1)
-    pieces = apart(written[0]) if written else []
+    pieces = split_outside_brackets(written[0]) if written else []
     if written and not pieces:
         raise SettingError(f"{text!r} has no setting after 'with'. Write, for example: {method.strip()} with lr=0.1")
-    pairs = [read_change(piece, "A method takes") for piece in pieces]
+    pairs = [read_change(piece, 'A setting after "with"') for piece in pieces]
     names = [name for name, _ in [*pairs, *(own or {}).items()]]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
