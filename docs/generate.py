@@ -25,7 +25,7 @@ import method_tables
 from method_tables import table
 
 import polyfed
-from polyfed.cli.commands import COMMANDS, imported
+from polyfed.cli.commands import commands, imported
 from polyfed.cli.completion import NAMES
 from polyfed.core.slots import SLOTS
 from polyfed.settings import FACTS
@@ -154,7 +154,7 @@ def commands_reference() -> str:
     """Return every command with its usage, arguments, options and example; shared options are explained once."""
     shown = {
         title: [each for entry in group for each in single_commands(f"polyfed {entry.name}", imported(entry))]
-        for title, group in COMMANDS.items()
+        for title, group in commands().items()
     }
     counts = Counter(option_row(param) for many in shown.values() for _, command in many for param in own_options(command))
     by_name = {row[0]: row for row, count in reversed(counts.most_common()) if count >= COMMON}

@@ -11,7 +11,7 @@ import pytest
 
 from helpers.command_line import Command, says
 from helpers.paths import SOURCE
-from polyfed.cli.commands import COMMANDS, entries, imported
+from polyfed.cli.commands import commands, entries, imported
 from polyfed.cli.guard import OPTION_SYNONYMS, SYNONYMS
 from polyfed.cli.help import GROUPS
 from polyfed.cli.main import app
@@ -35,7 +35,7 @@ def every_command() -> list[tuple[str, ...]]:
 def test_help_lists_every_command_in_its_group_on_one_line(polyfed: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     shown = polyfed("--help").out
-    for group, listed in COMMANDS.items():
+    for group, listed in commands().items():
         panel = shown[shown.index(f"─ {group} ─") :]
         for entry in filter(lambda entry: entry.is_available, listed):
             assert re.search(rf"^│ {entry.name} +{re.escape(entry.line)} +│$", panel, re.MULTILINE), entry.name
@@ -65,7 +65,7 @@ def test_help_all_has_every_setting_in_its_group(polyfed: Command) -> None:
 
 
 def test_every_synonym_stands_for_something() -> None:
-    names = {entry.name for group in COMMANDS.values() for entry in group}
+    names = {entry.name for group in commands().values() for entry in group}
     assert set(SYNONYMS.values()) <= names and not set(SYNONYMS) & names
     known = {option for name in entries() for param in imported(entries()[name]).params for option in param.opts}
     assert {f"--{ours}" for ours in OPTION_SYNONYMS.values()} <= known

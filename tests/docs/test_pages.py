@@ -21,7 +21,7 @@ import pytest
 
 from helpers.paths import DOCS, EXAMPLES, ROOT, SOURCE
 from helpers.scripts import loaded
-from polyfed.cli.commands import COMMANDS, imported
+from polyfed.cli.commands import commands, imported
 from polyfed.cli.completion import NAMES
 from polyfed.cli.main import app
 from polyfed.core.method import Method, load_file, methods
@@ -265,7 +265,7 @@ def parsed(line: str) -> dict[str, Any]:
     words = list(itertools.takewhile(lambda word: word != ">", shlex.split(line, comments=True)))[1:]
     command, path = app, ["polyfed"]
     while words and hasattr(command, "list_commands"):
-        known = {entry.name: entry for group in COMMANDS.values() for entry in group} if command is app else {}
+        known = {entry.name: entry for group in commands().values() for entry in group} if command is app else {}
         found = imported(known[words[0]]) if words[0] in known else command.get_command(None, words[0])
         assert words[0].startswith("-") or found is not None, f"there is no command {words[0]!r} in: {line}"
         if words[0].startswith("-"):

@@ -22,17 +22,19 @@ class Entry:
         name: Name of the command.
         home: Location of the command, as ``module:function``.
         line: Line in ``polyfed --help``.
-        needs_flower: The command is listed only if Flower is installed.
+        package: Package that the command needs; it is listed only if this is installed. Empty: none.
+        install: What to install for it.
     """
 
     name: str
     home: str
     line: str
-    needs_flower: bool = False
+    package: str = ""
+    install: str = ""
 
     @property
     def is_available(self) -> bool:
-        return not self.needs_flower or find_spec("flwr") is not None
+        return not self.package or find_spec(self.package) is not None
 
 
 COMMANDS: dict[str, tuple[Entry, ...]] = {
@@ -60,19 +62,26 @@ COMMANDS: dict[str, tuple[Entry, ...]] = {
         Entry("data", "polyfed.cli.data:data", "Download, check and pack data sets."),
         Entry("info", "polyfed.cli.inspect:info", "Print version and hardware information for bug reports."),
     ),
-    "Deploy": (
-        Entry("serve", "polyfed.cli.deploy:serve", "Start a server and train with remote nodes.", needs_flower=True),
-        Entry("join", "polyfed.cli.deploy:join", "Start a node and join a server.", needs_flower=True),
-        Entry("nodes", "polyfed.cli.deploy:nodes", "List, revoke and renew the nodes of a server.", needs_flower=True),
-        Entry("deploy", "polyfed.cli.deploy:deploy", "Create files for your own Flower deployment.", needs_flower=True),
-        Entry("audit", "polyfed.cli.audit:audit", "Verify audit logs; measure privacy leakage."),
-    ),
+    "Deploy": (Entry("audit", "polyfed.cli.audit:audit", "Verify audit logs; measure privacy leakage."),),
 }
+
+
+@functools.cache
+def commands() -> dict[str, list[Entry]]:
+    """Return all commands by group, including unavailable ones. Those of entry points come first in their group."""
+    from importlib.metadata import entry_points
+
+    found = {title: list(group) for title, group in COMMANDS.items()}
+    for point in entry_points(group="polyfed.commands"):
+        module = point.load()
+        added = [Entry(name, home, line, module.PACKAGE, module.INSTALL) for name, home, line in module.COMMANDS]
+        found[module.GROUP] = added + found.get(module.GROUP, [])
+    return found
 
 
 def entries() -> dict[str, Entry]:
     """Return the available commands by name, in the order of the help."""
-    return {entry.name: entry for group in COMMANDS.values() for entry in group if entry.is_available}
+    return {entry.name: entry for group in commands().values() for entry in group if entry.is_available}
 
 
 @functools.cache
@@ -90,17 +99,21 @@ class AllCommands(Guarded):
         return list(entries())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        known = next((entry for group in COMMANDS.values() for entry in group if entry.name == cmd_name), None)
+        # Entry points are read only if necessary, because reading them takes longer than everything else.
+        for groups in (lambda: COMMANDS, commands):
+            known = next((entry for group in groups().values() for entry in group if entry.name == cmd_name), None)
+            if known is not None:
+                break
         if known is None or (ctx.resilient_parsing and not known.is_available):
             return None
         if not known.is_available:
-            raise MissingExtra(f"polyfed {cmd_name} needs flwr. Install it with: pip install 'polyfed[flower]'")
+            raise MissingExtra(f"polyfed {cmd_name} needs {known.package}. Install it with: pip install '{known.install}'")
         return imported(known)
 
     def get_help(self, ctx: click.Context) -> str:
-        commands = {title: [(entry.name, entry.line) for entry in group if entry.is_available] for title, group in COMMANDS.items()}
+        listed = {title: [(entry.name, entry.line) for entry in group if entry.is_available] for title, group in commands().items()}
         options = [(name, words) for name, _, words in option_rows(self.get_params(ctx), ctx)]
-        return help_text(self, ctx, {**commands, "Options": options})
+        return help_text(self, ctx, {**listed, "Options": options})
 
     def unknown(self, typed: str) -> str:
         return command_suggestion(typed, entries())
