@@ -44,11 +44,11 @@ def test_large_arrays_are_filled_in_a_file_and_stored_row_by_row(folder, tmp_pat
     stored = []
     for bound in (1, 10**9):
         monkeypatch.setattr(cache, "IN_FILE_FROM_BYTES", bound)
-        growing = cache.Growing(values.shape)
+        growing = cache.RowBuffer(values.shape)
         assert isinstance(growing.arrays[0], np.memmap) is (bound == 1)
         for row, pixels in enumerate(values):
             growing.arrays[0][row] = pixels
-            growing.let_go_after(row)
+            growing.release_after(row)
         stored.append(cache.cached({"bound": bound}, [], lambda: {"x": growing.arrays[0]})["x"])  # noqa: B023
     assert np.array_equal(stored[0], values) and np.array_equal(stored[1], values)
     assert not [path for path in (tmp_path / "c").iterdir() if path.is_file()], "the file has no name"

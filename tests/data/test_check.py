@@ -102,7 +102,7 @@ def test_a_wrong_archive_is_named_by_its_sha256(root, tmp_path):
     with tarfile.open(packed / "pacs96.tar", "w") as archive:
         archive.add(root / "PACS", "PACS")
     (problem,) = check("pacs", str(packed)).problems
-    assert "pacs96.tar is not the packed file" in problem
+    assert "pacs96.tar has the wrong checksum" in problem
     assert PACS.packed_sha256["pacs96.tar"] in problem
 
 
@@ -114,7 +114,7 @@ def test_a_cut_off_archive_is_named(root, tmp_path):
         archive.add(root / "PACS", "PACS")
     (packed / "pacs96.tar").write_bytes(stream.getvalue()[: len(stream.getvalue()) // 2 + 100])
     first, second = check("pacs", str(packed)).problems
-    assert "pacs96.tar is not the packed file" in first
+    assert "pacs96.tar has the wrong checksum" in first
     assert "pacs96.tar is a damaged tar archive" in second
 
 
@@ -133,12 +133,12 @@ def test_missing_parts_of_other_sets_are_named(tmp_path):
     folder.mkdir()
     (folder / "data_batch_1").write_bytes(b"")
     problems = " ".join(check("cifar10", str(tmp_path)).problems)
-    assert "holds no data_batch_3" in problems
+    assert "does not contain data_batch_3" in problems
     assert "data_batch_1 is not a readable pickle" in problems
     (tmp_path / "ham10000").mkdir()
     (tmp_path / "ham10000" / "index.csv").write_text("domain,tile,lesion_id,flamby_target,flamby_fold\nrosendahl,0,a,1,train\n")
     problems = " ".join(check("fed_isic2019", str(tmp_path)).problems)
-    assert "holds no vidir_modern.jpg" in problems
+    assert "does not contain vidir_modern.jpg" in problems
     assert "rosendahl.jpg" in problems
 
 
@@ -152,8 +152,8 @@ def test_a_leaked_duplicate_is_found(root):
     shutil.copy(dogs / "pic_000.jpg", dogs / "pic_001.jpg")
     shutil.copy(root / "PACS" / "photo" / "person" / "pic_000.jpg", root / "PACS" / "sketch" / "person" / "pic_001.jpg")
     leak, across = check("pacs", str(root)).notes
-    assert "1 picture is in more than one of train, validation and test" in leak and "photo/dog/pic_000.jpg" in leak
-    assert "1 picture is in more than one domain" in across and "photo/person/pic_000.jpg" in across
+    assert "1 image is in more than one of train, validation and test" in leak and "photo/dog/pic_000.jpg" in leak
+    assert "1 image is in more than one domain" in across and "photo/person/pic_000.jpg" in across
 
 
 def test_nothing_there_and_unknown_names(tmp_path):
@@ -161,5 +161,5 @@ def test_nothing_there_and_unknown_names(tmp_path):
         check("pacs", str(tmp_path))
     with pytest.raises(UnknownName, match="pacs"):
         check("pasc", str(tmp_path))
-    with pytest.raises(DataError, match="nothing to check"):
+    with pytest.raises(DataError, match="no files to check"):
         check("digits_mini", str(tmp_path))

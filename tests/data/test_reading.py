@@ -86,11 +86,11 @@ def test_an_archive_cut_off_is_named(tmp_path):
 
 
 def test_what_a_folder_holds(tmp_path):
-    assert "no such folder" in contents(tmp_path / "none")
+    assert "does not exist" in contents(tmp_path / "none")
     assert "empty" in contents(tmp_path)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").write_text("")
-    assert contents(tmp_path) == "the folder holds a/, b"
+    assert contents(tmp_path) == "the folder contains a/, b"
     assert "not a folder" in contents(tmp_path / "b")
     assert existing_trees(tmp_path, ["b", "none"]) == [], "a plain file is no tree"
 

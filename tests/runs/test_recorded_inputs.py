@@ -143,7 +143,7 @@ def test_inputs_are_part_of_what_data_are_recognised_by() -> None:
     assert differences(then, identity(16)) == []
     assert differences(then, identity(24)) == ["inputs are 3x24x24 instead of 3x16x16"]
     assert differences(then, identity(16, IMAGENET)) == [
-        f"channels are normalised by the mean {list(IMAGENET)} instead of {list(HALF)}"
+        f"channels are normalised with the mean {list(IMAGENET)} instead of {list(HALF)}"
     ]
     older = {key: value for key, value in then.items() if key not in NEW_FACTS}
     assert differences(older, identity(24)) == []

@@ -84,7 +84,7 @@ def test_a_domain_may_lack_classes_which_is_said_once(tmp_path):
     assert data.classes == ("benign", "malign", "unclear")
     assert set(data.domain("clinic_b").train.labels.tolist()) == {0}
     empty, lacking = data.notes
-    assert empty == f"{tmp_path}: 1 empty class folder, a class all the same: clinic_b/malign."
+    assert empty == f"{tmp_path}: 1 empty class folder, still counted as classes: clinic_b/malign."
     assert "clinic_b lacks malign, unclear" in lacking and "clinic a" not in lacking
     assert federate(data).notes == data.notes
 
@@ -102,8 +102,8 @@ def test_files_that_are_not_read_are_counted(tmp_path):
     image(tmp_path / "clinic a" / "stray.png", (0, 0, 0))
     image(tmp_path / "clinic a" / "benign" / "deeper" / "0.png", (0, 0, 0))
     others, strays = image_folder(str(tmp_path), test_share=0.4).notes
-    assert "7 files not read" in others and "and 2 more" in others
-    assert "2 images not read" in strays and "clinic a/stray.png" in strays
+    assert "7 files skipped" in others and "and 2 more" in others
+    assert "2 images skipped" in strays and "clinic a/stray.png" in strays
 
 
 def test_domains_called_train_and_test_are_asked_about(tmp_path):
@@ -199,7 +199,7 @@ def test_a_class_of_unreadable_images_only_is_an_error_even_when_skipping(tmp_pa
     make(tmp_path, per_class=3)
     for path in (tmp_path / "clinic_b" / "malign").iterdir():
         path.write_bytes(b"x")
-    with pytest.raises(DataError, match="no image of the class malign of the domain clinic_b can be read"):
+    with pytest.raises(DataError, match="none of the malign images of the domain clinic_b can be read"):
         image_folder(str(tmp_path), skip_unreadable=True)
 
 
@@ -229,7 +229,7 @@ def test_a_domain_without_test_images_is_named(tmp_path):
     make(tmp_path / "test", 4)
     for path in sorted((tmp_path / "test" / "clinic_b").rglob("*.png")):
         path.unlink()
-    with pytest.raises(DataError, match="domain clinic_b has no images for testing"):
+    with pytest.raises(DataError, match="domain clinic_b has no test images"):
         image_folder(str(tmp_path))
 
 
@@ -247,12 +247,12 @@ def test_decoded_once_and_again_when_a_file_changes(tmp_path):
 
 
 def test_folders_that_are_no_data(tmp_path):
-    with pytest.raises(DataError, match="no such folder"):
+    with pytest.raises(DataError, match="does not exist"):
         image_folder(str(tmp_path / "none"))
-    with pytest.raises(DataError, match=r"holds no images in <domain>/<class>/.*empty"):
+    with pytest.raises(DataError, match=r"has no images in <domain>/<class>/.*empty"):
         image_folder(str(tmp_path))
     image(tmp_path / "a" / "cat" / "1.png", (0, 0, 0))
-    with pytest.raises(DataError, match="one class only, cat"):
+    with pytest.raises(DataError, match="only one class, cat"):
         image_folder(str(tmp_path))
 
 

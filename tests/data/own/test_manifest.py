@@ -101,13 +101,13 @@ def test_tables_that_cannot_be_used_say_why(tmp_path):
     refused([], "lists no images")
     refused([{**lines[0], "label": ""}, *lines[1:]], "line 2", "the label is missing")
     refused([{**lines[0], "split": "tset"}, *lines[1:]], "line 2", "'tset'", "train, validation or test")
-    refused([{**lines[0], "split": "train"}, *lines[1:]], "some images only")
+    refused([{**lines[0], "split": "train"}, *lines[1:]], "only some images")
     refused([*lines, lines[3]], "more than once", lines[3]["path"])
     refused([{**lines[0], "path": "files/none.png"}, *lines[1:]], "1 files that are not in", "files/none.png", 'images="FOLDER"')
     elsewhere = [{**row, "path": f"/nowhere/{row['path']}"} for row in lines]
     refused(elsewhere, "72 files that do not exist: /nowhere/files/north-0-0.png")
     torn = [{**row, "split": "test" if number % 3 == 0 else "train"} for number, row in enumerate(lines)]
-    refused(torn, "tears 24 groups apart", "0 of north in test and train")
+    refused(torn, "splits 24 groups across", "0 of north in test and train")
     with pytest.raises(DataError, match=r"bad\.csv is not UTF-8 text \(invalid continuation byte at byte 21\)\. Save it as UTF-8"):
         (tmp_path / "bad.csv").write_bytes("path,domain,label\ncafé.png,a,b\n".encode("latin-1"))
         manifest(str(tmp_path / "bad.csv"))

@@ -68,10 +68,10 @@ def test_cifar10_names_a_missing_and_a_hostile_batch(tmp_path):
     folder = tmp_path / "cifar-10-batches-py"
     cifar_batches(folder)
     (folder / "data_batch_2").write_bytes(b"cposix\nsystem\n(S'touch harmed'\ntR.")
-    with pytest.raises(DataError, match=r"data_batch_2 asks for posix\.system"):
+    with pytest.raises(DataError, match=r"data_batch_2 refers to posix\.system"):
         data_sets.build("cifar10", root=str(tmp_path))
     (folder / "data_batch_2").unlink()
-    with pytest.raises(DataError, match="holds no data_batch_2"):
+    with pytest.raises(DataError, match="does not contain data_batch_2"):
         data_sets.build("cifar10", root=str(tmp_path))
 
 
@@ -174,7 +174,7 @@ def test_every_set_says_what_it_reads_and_what_was_found(name, tmp_path):
     (tmp_path / "holiday.txt").write_text("")
     with pytest.raises(DataError, match=r"holiday\.txt.*read from: \(1\) .*; \(2\) "):
         data_sets.build(name, root=str(tmp_path))
-    with pytest.raises(DataError, match="no such folder"):
+    with pytest.raises(DataError, match="does not exist"):
         data_sets.build(name, root=str(tmp_path / "none"))
     declaration = data_sets.find(name).extra["declaration"]
     for field in (

@@ -115,7 +115,7 @@ def test_domainnet_from_its_zips_is_what_it_is_from_the_folders(tmp_path):
             assert all((a == b).all() for a, b in pairs)
     assert "real.zip" in zipped.source and "FedBN's lists" in zipped.source
     (packed / "sketch.zip").unlink()
-    with pytest.raises(DataError, match="holds no images of the domain Sketch"):
+    with pytest.raises(DataError, match="has no images of the domain Sketch"):
         data_sets.build("domainnet10(size=6)", root=str(packed))
 
 

@@ -95,7 +95,7 @@ def test_parts_in_the_domain_folder_itself_and_a_gap(tmp_path):
 def test_a_hostile_part_is_refused(tmp_path):
     fedbn_folders(tmp_path)
     (tmp_path / "USPS" / "partitions" / "train_part0.pkl").write_bytes(b"cos\nsystem\n(S'touch harmed'\ntR.")
-    with pytest.raises(DataError, match=r"train_part0\.pkl asks for os\.system"):
+    with pytest.raises(DataError, match=r"train_part0\.pkl refers to os\.system"):
         digits_five(str(tmp_path))
 
 

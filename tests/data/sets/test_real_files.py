@@ -141,4 +141,4 @@ def test_a_changed_byte_in_an_archive_is_found(shared_data, tmp_path):
     content = bytearray((shared_data / "ham10000_64.tar").read_bytes())
     content[len(content) // 2] ^= 1
     (tmp_path / "ham10000_64.tar").write_bytes(content)
-    assert any("ham10000_64.tar is not the packed file" in problem for problem in check("fed_isic2019", str(tmp_path)).problems)
+    assert any("ham10000_64.tar has the wrong checksum" in problem for problem in check("fed_isic2019", str(tmp_path)).problems)

@@ -71,7 +71,7 @@ def test_camelyon17_by_image_and_by_patient(camelyon):
 def test_camelyon17_missing_patches_are_named(camelyon):
     slide = "patient_020_node_1"
     (camelyon / "camelyon17_v1.0" / "patches" / slide / f"patch_{slide}_x_2_y_7.png").unlink()
-    with pytest.raises(DataError, match=r"1 patches of hospital 2 are named.*patient_020_node_1_x_2_y_7"):
+    with pytest.raises(DataError, match=r"1 patches of hospital 2 are listed.*patient_020_node_1_x_2_y_7"):
         data_sets.build("camelyon17(size=6)", root=str(camelyon))
     problems = " ".join(check("camelyon17", str(camelyon)).problems)
     assert "1 patches of hospital 2" in problems and "hospital 1: 16 images, expected 59436" in problems
@@ -87,7 +87,7 @@ def three_classes(monkeypatch):
         monkeypatch.setattr(module, "NUMBER", 3)
         declared = getattr(module, name)
         usual = ("a", "b", "c")
-        names = functools.partial(declared.class_names, usual=usual)
+        names = functools.partial(declared.class_names, default=usual)
         small = dataclasses.replace(declared, classes=usual, class_names=names, expected={})
         monkeypatch.setitem(data_sets.find(declared.name).extra, "declaration", small)
 
@@ -137,17 +137,13 @@ def test_imagenet_as_torchvision_unpacks_it(tmp_path, three_classes):
     assert data.classes == IDS and data.domains[0].test.labels.tolist() == [0, 1, 2]
     assert len(data.domains[0].train) == 12
     image(tmp_path / "imagenet" / "val" / "ILSVRC2012_val_00000009.JPEG")
-    with pytest.raises(
-        DataError, match=r"class of 1 validation images is not known: .*00000009\.JPEG\. Sort them into val/<id>/\."
-    ):
+    with pytest.raises(DataError, match=r"class of 1 validation images is unknown: .*00000009\.JPEG\. Move them to val/<id>/\."):
         built("imagenet", tmp_path)
 
 
 def test_imagenets_archive_must_be_unpacked(tmp_path):
     (tmp_path / "ILSVRC2012_img_train.tar").touch()
-    with pytest.raises(
-        DataError, match=r"img_train\.tar is not unpacked\. Unpack it once .* torchvision\.datasets\.ImageNet or tar"
-    ):
+    with pytest.raises(DataError, match=r"img_train\.tar is not unpacked\. Unpack it .* torchvision\.datasets\.ImageNet or tar"):
         built("imagenet", tmp_path)
 
 
