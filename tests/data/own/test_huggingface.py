@@ -101,7 +101,7 @@ def test_the_commands(polyfed: Command, tmp_path: Path) -> None:
 def test_damage_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "train-0.parquet").write_bytes(b"nothing")
-    with pytest.raises(DataError, match="Cannot read .* as a copy"):
+    with pytest.raises(DataError, match=r"Cannot read .* as a copy"):
         data_sets.build(f'huggingface(root="{tmp_path / "broken"}")')
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
     with pytest.raises(MissingExtra, match=r"polyfed\[huggingface\]"):

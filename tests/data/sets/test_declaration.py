@@ -136,7 +136,7 @@ def test_options_are_checked_before_files(tmp_path: Path) -> None:
             data_sets.build(text, root=str(tmp_path / "none"))
     with pytest.raises(DataError, match=r"Tiny was not found in .*\(1\) folder tiny/<domain>; \(2\) nothing else"):
         data_sets.build("tiny", root=str(tmp_path))
-    with pytest.raises(OptionError, match="validation must be .* below 1"):
+    with pytest.raises(OptionError, match=r"validation must be .* below 1"):
         validation_option("A share.").check("tiny", 1.0)
 
 
