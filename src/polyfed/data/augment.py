@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -304,6 +305,11 @@ def _skin_holes(x: Tensor) -> Tensor:
     return cut_out(x, side=max(1, round(x.shape[-1] * 16 / 200)), maximum=8)
 
 
+def _skin_steps(**moves: Any) -> Steps:
+    rotation = partial(rotate, degrees=50.0, scale=0.07, outside="reflection", **moves)
+    return Steps((rotation, partial(adjust_light, brightness=0.15, contrast=0.1), flip, partial(flip, axis=-2), _skin_holes))
+
+
 AUGMENTATIONS: Mapping[str, Augmentation] = {
     "flip": flip,
     "flip_rotate": Steps((flip, partial(rotate, degrees=30.0))),
@@ -315,24 +321,8 @@ AUGMENTATIONS: Mapping[str, Augmentation] = {
     "imagenet": imagenet,
     "randaugment": Steps((flip, rand_augment)),
     "imagenet_randaugment": Steps((imagenet, rand_augment)),
-    "flamby": Steps(
-        (
-            partial(rotate, degrees=50.0, scale=0.07, outside="reflection", shear=0.1, shift=12 / 200),
-            partial(adjust_light, brightness=0.15, contrast=0.1),
-            flip,
-            partial(flip, axis=-2),
-            _skin_holes,
-        )
-    ),
-    "skin": Steps(
-        (
-            partial(rotate, degrees=50.0, scale=0.07, outside="reflection"),
-            partial(adjust_light, brightness=0.15, contrast=0.1),
-            flip,
-            partial(flip, axis=-2),
-            _skin_holes,
-        )
-    ),
+    "flamby": _skin_steps(shear=0.1, shift=12 / 200),
+    "skin": _skin_steps(),
 }
 """flip_rotate: FedBN's for Office-Caltech-10. crop_flip: FixBN's for CIFAR-10. crop4_flip_cutout: EasyFL's for CIFAR-10.
 flip_jitter: gPerXAN's for PACS. domainbed: DomainBed's, which hFedF follows; it crops the resized image, not the original file.

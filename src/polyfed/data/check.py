@@ -36,14 +36,11 @@ class CheckResult:
     """Result of a check.
 
     Attributes:
-        name: Name of the data.
         root: Folder or table.
-        classes: All classes.
         counts: Images per class, by domain and split; ``all`` counts every readable image.
         by_class: User-supplied data only: images per class by domain; for masks, images that show the class.
         sizes: User-supplied data only: smallest and largest image size by domain, and the number of different sizes.
         modes: User-supplied data only: number of images by file format and colour mode.
-        notes: Notices.
         problems: Errors that must be fixed.
         layouts: Known data sets only: layout of each domain.
     """

@@ -38,10 +38,8 @@ class DataOption:
     """An option of a data set.
 
     Attributes:
-        name: Option name.
         default: Default value. Its type is the required type.
         text: Documentation.
-        choices: Allowed values, if there are only a few.
         check: Raises an ``OptionError`` for an invalid value. Receives the name of the data set and the value.
         note: Returns what a value adds to the source line of tables, or an empty text.
     """
@@ -69,17 +67,14 @@ def _whole_option(name: str, default: int, text: str, minimum: int, note: Callab
 
 
 def size_option(default: int, text: str) -> DataOption:
-    """Return ``size``, the side of the images."""
     return _whole_option("size", default, text, 1, lambda size: f"{size}x{size} pixels")
 
 
 def height_option(default: int, text: str) -> DataOption:
-    """Return ``height``, the height of the images."""
     return _whole_option("height", default, text, 1, lambda height: f"{height} pixels high")
 
 
 def share_option(name: str, default: float, text: str) -> DataOption:
-    """Return an option that is a fraction of the examples."""
     return DataOption(name, default, text, check=lambda owner, share: check_share(owner, name, share))
 
 
@@ -89,12 +84,10 @@ def validation_option(text: str) -> DataOption:
 
 
 def augment_option(default: str, text: str = "Augmentation of training batches.") -> DataOption:
-    """Return ``augment``, the name of an augmentation."""
     return DataOption("augment", default, text)
 
 
 def normalise_option(default: str, text: str = "Normalisation.") -> DataOption:
-    """Return ``normalise``, the name of a normalisation."""
     return DataOption("normalise", default, text)
 
 
@@ -133,24 +126,16 @@ class Declaration:
     """Facts about a data set, and how its files are found.
 
     Attributes:
-        name: Registered name.
         about: Documentation without the options: a one-line summary and optional details.
-        title: Name in tables.
-        domains: Domain names, in order.
         classes: Class names, in label order.
         splits: Origin of the train, validation and test splits.
-        terms: Terms of use, as stated by the sources.
-        citation: Publications to cite.
-        layouts: Layouts that can be read.
         expected: Number of examples by layout and domain.
-        default_model: Default model of runs.
         find: ``find(root, **options)`` returns the domains below a folder, or an empty sequence. It receives all options except
             ``augment`` and ``normalise``, and ``per_domain`` only if the declaration lists it.
         packed_sha256: sha256 of each packed file.
         options: Options besides the folder, in the order of the signature.
         normalisation: Normalisation, if there is no option ``normalise``.
         side: Side of the images, if there is no option ``size``.
-        task: Task to learn.
         trains_with: Default learning rate, optimizer and batch size of runs, as in the paper.
         files: Files that can be downloaded.
         page: Where to download the files manually, or those that are not in ``files``, with instructions.

@@ -33,7 +33,9 @@ def blank_data(data: str, record: Recorded[DataSet], unseen: Sequence[str]) -> D
 def blank_federation(data: str, record: Recorded[DataSet], unseen: Sequence[str]) -> Federation:
     """Return one client per domain with one image of each class, at full size, which is enough to try a model."""
     declaration: Declaration = record.extra["declaration"]
-    side = _image_side(declaration, data)
+    size = next((option.default for option in declaration.options if option.name == "size"), declaration.side)
+    chosen = read_call(data).named.get("size", size)
+    side = chosen if isinstance(chosen, int) and chosen > 0 else declaration.side
     count = len(declaration.classes)
     clients = tuple(ClientSummary(name, (name,), count, {name: count}) for name in declaration.domains if name not in unseen)
     return FederationSummary(record.name, declaration.task, declaration.classes, clients, (3, side, side)).federation()
@@ -44,9 +46,3 @@ def _training_size(declaration: Declaration, domain: str, data: str) -> int:
     largest = max((total if isinstance(total, int) else sum(total) for total in known), default=DEFAULT_EXAMPLES)
     chosen = read_call(data).named.get("per_domain", 0)
     return min(largest, chosen) if isinstance(chosen, int) and chosen else largest
-
-
-def _image_side(declaration: Declaration, data: str) -> int:
-    default = next((option.default for option in declaration.options if option.name == "size"), declaration.side)
-    chosen = read_call(data).named.get("size", default)
-    return chosen if isinstance(chosen, int) and chosen > 0 else declaration.side

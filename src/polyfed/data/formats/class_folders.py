@@ -91,17 +91,11 @@ class ClassFolders:
         gaps: Mapping[str, Collection[str]] = MappingProxyType({}),
         other_folders: bool = False,
     ) -> list[DomainFiles]:
-        """Return the files of each domain with their splits.
+        """Return the files of each domain.
 
-        Args:
-            classes: All classes in label order.
-            lists: Published lists of each domain.
-            origins: Origin of the splits with and without published lists, for the layout.
-            data_set: Name of the data set, for the cache.
-            size: Side of the images.
-            split: Returns the rows of each split, given the images, the lists and the decoded arrays.
-            gaps: Classes that a domain is known to lack.
-            other_folders: Allow folders of other classes.
+        ``split`` returns the rows of each split, given the images, the published lists and the decoded arrays. ``origins`` describes
+        the splits with and without published lists, for the layout. ``gaps`` has the classes that a domain is known to lack.
+        ``other_folders`` allows folders of other classes.
         """
         found = []
         for domain, named in lists.items():

@@ -47,9 +47,7 @@ class DigitFiles:
     """The files of one digit domain.
 
     Attributes:
-        domain: Name of the domain.
         folder: Folder name used by FedBN.
-        npz: Packed file.
         originals: Published files, all of which are required.
         read_all: Reads all images and labels from the published files, training before test.
         release: Names of image folders with a label list next to them, for training and test.

@@ -62,15 +62,10 @@ def fedbn_split(
     protocol: str,
     validation: float,
 ) -> SplitRule:
-    """Return a rule that splits a domain by the lists, or 80/20 without lists. The protocol keeps both ends of the training order.
+    """Return a rule that splits a domain by the lists, or 80/20 without lists.
 
-    Args:
-        folders: The images.
-        classes: All classes.
-        lists: The lists of each domain.
-        shares: With the protocol, fractions of the smallest training list for training and validation.
-        protocol: ``all`` or ``fedbn``.
-        validation: With ``all``, the fraction from the end of the training order for validation.
+    With protocol ``all``, the fraction ``validation`` from the end of the training order is for validation. Protocol ``fedbn`` keeps only
+    both ends of the training order; ``shares`` has their sizes as fractions of the smallest training list.
     """
     smallest = min(_training_size(folders.image_list(domain, classes), named) for domain, named in lists.items())
     ends = (int(shares[0] * smallest), int(shares[1] * smallest)) if protocol == "fedbn" else None

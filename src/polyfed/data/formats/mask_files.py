@@ -56,10 +56,8 @@ def pairs_by_domain(
 ) -> dict[str, list[tuple[str, str]]]:
     """Return pairs of images and masks by domain. Files without a counterpart are skipped.
 
-    Args:
-        tree: The files.
-        key: Returns whether a file is a mask, its domain, and the name common to image and mask; None for other files.
-        order: Returns the sort key for a name common to image and mask.
+    ``key`` returns whether a file is a mask, its domain, and the name common to image and mask, or None for other files. ``order``
+    returns the sort key for such a name.
     """
     found: dict[bool, dict[tuple[str, str], str]] = {False: {}, True: {}}
     for file in tree.names:

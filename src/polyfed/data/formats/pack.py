@@ -26,13 +26,7 @@ class Packed:
 
 
 def pack(source: Path, size: int, out: Path) -> Packed:
-    """Write a new tar with every image resized to a square JPEG of quality 90 under its original name. Other files are copied.
-
-    Args:
-        source: A folder or an archive.
-        size: Side of the images.
-        out: The new tar file.
-    """
+    """Write a new tar with every image resized to a square JPEG of quality 90 under its original name. Other files are copied."""
     if size < 1:
         raise SettingError(f"--size must be at least 1, got {size}.")
     if not source.exists():

@@ -41,8 +41,6 @@ class OwnImage:
     """One image file.
 
     Attributes:
-        name: Path relative to the folder of all images.
-        domain: Domain of the image.
         label: Class of the image. If there is a ``target``, the label is only the stratum for random splits.
         group: Group (patient) of the image. All images of a group are in the same split. Empty if the image has no group.
         split: train, validation or test. Empty if polyfed chooses the split.
@@ -129,16 +127,10 @@ class OwnImages:
     """User-supplied images, not decoded yet.
 
     Attributes:
-        root: Path that the user passed.
-        name: Name of the data in tables.
         tree: Folder of all images.
-        layout: Layout in which they were found.
         images: Image files. The order within a class of a domain is kept.
         classes: All classes in label order. A domain may lack some.
         reader: Call that reads such data, up to its first option, for error messages.
-        notes: Notices for the user.
-        problems: Errors that must be fixed first.
-        task: Task to learn.
         outputs: Names of labels or outputs, if images do not have exactly one class.
         meaning: Class of each mask value, if there are masks.
     """

@@ -55,16 +55,12 @@ class DomainFiles:
     """One domain in one layout, not decoded yet.
 
     Attributes:
-        domain: Name of the domain.
-        layout: Layout of its files.
         recipe: Everything that determines the arrays besides the files.
         files: Source files of the arrays.
         read: Decodes the images into ``x`` (n, 3, height, width) and ``y`` (n,), optionally with ``target`` (if the target is not
             ``y``), ``group`` (n,) and ``kept`` (positions of readable images). Adds an error message to its argument for each
             unreadable image.
         split: Returns the rows of each split, given the arrays.
-        problems: Known problems, as error messages.
-        skip_unreadable: Skip unreadable images instead of rejecting the domain.
         advice: Advice about unreadable images, for the error message.
         names: Image names, if each image has a separate file.
         middle_square: True if each image is cropped to its middle square before it is resized.
