@@ -33,7 +33,7 @@ def tarred(path: Path, files: dict[str, bytes]) -> Path:
     return path.with_suffix(".tgz")
 
 
-def test_names_that_are_no_text_are_refused_by_name(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     with open(os.fsencode(tmp_path / "own") + b"/caf\xe9.png", "wb"):
         pass
@@ -76,8 +76,8 @@ def test_arrays_of_an_npz_file_have_a_largest_size(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("made", [zipped, tarred])
-def test_forked_processes_read_one_archive_side_by_side(made: Callable[[Path, dict[str, bytes]], Path], tmp_path: Path) -> None:
-    """They would share the place in a file that was opened before the fork, and read each other's bytes."""
+def test_forked_processes_read_one_archive_in_parallel(made: Callable[[Path, dict[str, bytes]], Path], tmp_path: Path) -> None:
+    """A file opened before the fork would share its position between the processes."""
     files = {f"{number:03d}": bytes([number]) * 20_000 for number in range(200)}
     tree = file_tree(made(tmp_path / "x", files))
     tree.read("000")

@@ -1,4 +1,4 @@
-"""Augmentation: each image of a batch gets its own draw, and the same seed gives the same batch."""
+"""Augmentation: each image of a batch has separate draws, and the same seed yields the same batch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_augmentation():
         first, again, other = seeded(name, x), seeded(name, x), seeded(name, x, seed=1)
         assert first.shape == x.shape and first.dtype == torch.uint8, name
         assert torch.equal(first, again) and not torch.equal(first, other), name
-        assert torch.equal(x, before), f"{name} changes the data themselves"
+        assert torch.equal(x, before), f"{name} changes its input"
         alike = seeded(name, x[:1].expand(32, -1, -1, -1))
         assert len({image.numpy().tobytes() for image in alike}) >= 2, f"{name} treats equal images alike"
         sent = pickle.loads(pickle.dumps(augment.augmentation(name)))
@@ -187,7 +187,7 @@ def test_zoom_draws_areas_and_ratios_as_torchvision_does(monkeypatch):
     assert (left + wide).max() <= 32
 
 
-def test_jitter_of_colours_changes_all_four_in_an_order_of_its_own(monkeypatch):
+def test_colour_jitter_changes_all_four_in_random_order(monkeypatch):
     seen = []
     changes = [lambda x, amount, name=name: (seen.append((name, len(x), amount.abs().max() <= 0.3)), x)[1] for name in "bcsh"]
     monkeypatch.setattr(augment, "COLOUR_CHANGES", tuple(changes))
@@ -203,7 +203,7 @@ def test_domainbed_greys_one_in_ten():
     assert 70 < grey.sum() < 130
 
 
-def test_shear_and_shift_move_pixels_and_draw_nothing_where_they_are_not_asked_for():
+def test_shear_and_shift_move_pixels_and_draw_nothing_if_disabled():
     x = torch.zeros(200, 3, 21, 21, dtype=torch.uint8)
     x[:, :, 10, 10] = 255
     moved = seeded(lambda x: augment.rotate(x, degrees=0.0, shift=0.2), x)

@@ -1,4 +1,4 @@
-"""The cache of decoded arrays: made once, mapped after, made again when damaged or when a file changes."""
+"""The cache of decoded arrays: built once, then mapped, and rebuilt if it is damaged or a file changes."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     assert cache.cache_folder() == tmp_path / ".cache" / "polyfed"
 
 
-def test_picked_examples_pick_and_share():
+def test_row_examples_select_rows_and_share_memory():
     x, y = torch.arange(20).view(10, 2).to(torch.uint8), torch.arange(10) % 3
     examples = RowExamples(x, y, torch.tensor([9, 0, 4]))
     assert isinstance(examples, Examples)
@@ -171,7 +171,7 @@ def test_picked_examples_pick_and_share():
     assert part.x.data_ptr() == x.data_ptr()
 
 
-def test_a_pickled_pick_takes_only_its_rows():
+def test_pickled_row_examples_contain_only_their_rows():
     x = torch.zeros(10_000, 100, dtype=torch.uint8)
     sent = pickle.dumps(RowExamples(x, torch.zeros(10_000), torch.tensor([3])))
     assert len(sent) < 10_000

@@ -20,7 +20,7 @@ from polyfed.errors import DataError, OptionError, PolyfedError, SettingError, U
 
 
 def examples(name: int, split: int, labels: Sequence[int]) -> ArrayExamples:
-    """Examples whose single pixel is a number of their own: domain, split, position."""
+    """Return examples whose single pixel is a unique number: domain, split, position."""
     numbers = name * 1_000_000 + split * 100_000 + torch.arange(len(labels))
     return ArrayExamples(numbers.view(-1, 1, 1, 1), torch.tensor(list(labels), dtype=torch.int64))
 
@@ -103,7 +103,7 @@ def test_every_example_lands_exactly_once(text: str, sizes: list[int], validatio
 
 
 @pytest.mark.parametrize("text", ALL)
-def test_enough_data_always_work(text: str) -> None:
+def test_enough_data_always_works(text: str) -> None:
     """The property above may skip what is too small; with enough examples every rule must work."""
     for seed in range(5):
         assert partition(text, made([60, 50, 40], seed=seed), seed)
@@ -309,7 +309,7 @@ def test_impossible_partitions_are_rejected(
         partition(text, made([size]))
 
 
-def test_federate_sets_domains_aside() -> None:
+def test_federate_holds_out_domains() -> None:
     dataset = made([5, 6, 7], validation=2)
     federation = federate(dataset, unseen=["D1"])
     assert [client.id for client in federation.clients] == ["D0", "D2"]
@@ -349,7 +349,7 @@ def test_few_shots_are_trained_on_and_never_tested(unseen_part: str) -> None:
         ({"partition": "iid(clients=2)", "seed": -1}, SettingError, "at least 0"),
     ],
 )
-def test_federate_refuses(settings_given: dict[str, object], error: type[PolyfedError], said: str) -> None:
+def test_federate_rejects(settings_given: dict[str, object], error: type[PolyfedError], said: str) -> None:
     with pytest.raises(error, match=said):
         federate(made([10, 10]), **settings_given)  # type: ignore[arg-type]
 

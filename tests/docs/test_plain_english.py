@@ -30,7 +30,6 @@ STILL_TO_REWRITE = {
     "src/polyfed/backends": 94,
     "src/polyfed/cli": 148,
     "src/polyfed/core": 2,
-    "src/polyfed/data": 189,
     "src/polyfed/flower": 292,
     "src/polyfed/methods": 1,
     "src/polyfed/models": 69,

@@ -1,4 +1,4 @@
-"""polyfed data check on a folder or table of the user's own."""
+"""``polyfed data check`` on a folder or table of images."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def test_a_table_can_be_checked(polyfed, images):
     assert shown.code == 0 and "80 images, 2 domains" in shown.out
 
 
-def test_what_is_neither_a_folder_nor_a_data_set(polyfed, images):
+def test_invalid_arguments(polyfed, images):
     says(polyfed("data", "check", "pacs"), "pacs is not a folder or table", "--root DIR")
     says(polyfed("data", "check", "pacs", "--root", images, "--sheet", "x.png"), "--sheet works only with a folder")
     says(polyfed("data", "check", images, "--sheet", "none/x.png"), "Cannot write the contact sheet")
 
 
-def test_palette_images_are_told_apart_by_their_colours(polyfed, images):
+def test_palette_images_are_compared_by_their_colours(polyfed, images):
     root, shade = images.parent / "split", iter(range(200))
     for split, colour in {"train": (255, 0, 0), "test": (0, 0, 255)}.items():
         for name in ("day/disk", "day/stripe", "night/disk", "night/stripe"):

@@ -1,4 +1,4 @@
-"""The user's own images in <domain>/<class>/."""
+"""Images in <domain>/<class>/."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_split_depends_on_names_and_seed_alone(tmp_path):
     assert tests[0] == tests[1] != tests[2]
 
 
-def test_every_kind_of_image(tmp_path):
+def test_every_image_format(tmp_path):
     for domain in DOMAINS:
         for label in CLASSES:
             for number, (ending, kind) in enumerate(KINDS.items()):
@@ -78,7 +78,7 @@ def test_every_kind_of_image(tmp_path):
     assert domain.validation is None
 
 
-def test_a_domain_may_lack_classes_which_is_said_once(tmp_path):
+def test_a_domain_may_lack_classes_with_one_notice(tmp_path):
     make(tmp_path)
     for path in (tmp_path / "clinic_b" / "malign").iterdir():
         path.unlink()
@@ -103,7 +103,7 @@ def test_files_that_are_not_read_are_counted(tmp_path):
     assert "2 images skipped" in strays and "clinic a/stray.png" in strays
 
 
-def test_domains_called_train_and_test_are_asked_about(tmp_path):
+def test_domains_called_train_and_test_raise_a_notice(tmp_path):
     for domain in ("train", "test"):
         for label in CLASSES:
             for number in range(5):
@@ -158,7 +158,7 @@ def test_deep_images_keep_their_brightness_by_one_rule_for_a_domain(tmp_path):
     assert levels == {"twelve bits": [6, 62, 255], "fractions": [26, 128, 255], "hounsfield": [0, 128, 255]}
 
 
-def test_shares_of_white_stay_bright_beside_images_of_sixteen_bits(tmp_path):
+def test_fractions_of_white_stay_bright_in_a_folder_with_sixteen_bit_images(tmp_path):
     for label in CLASSES:
         for number, level in enumerate((0.5, 1.0)):
             grey(tmp_path / "both" / label / f"{number}.tif", np.full((8, 8), level, np.float32))
@@ -229,7 +229,7 @@ def test_decoded_once_and_again_when_a_file_changes(tmp_path):
     assert (9, 9, 9) in everything(image_folder(str(tmp_path), size=8).domains[0])
 
 
-def test_folders_that_are_no_data(tmp_path):
+def test_folders_without_data_are_rejected(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         image_folder(str(tmp_path / "none"))
     with pytest.raises(DataError, match=r"has no images in <domain>/<class>/.*empty"):

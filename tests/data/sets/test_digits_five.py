@@ -1,4 +1,4 @@
-"""Digits-Five read from a tiny copy of every layout in which people have it."""
+"""Digits-Five from a tiny copy of every supported layout."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_packed_whole_sets_are_split_as_the_original_files_are(tmp_path, domain)
     assert data.test.labels.tolist() == expected.test_y.tolist()
 
 
-def test_each_domain_may_have_its_own_layout(tmp_path):
+def test_domains_may_have_different_layouts(tmp_path):
     packed_digits(tmp_path)
     fedbn_folders(tmp_path / "other")
     (tmp_path / "other" / "SynthDigits").rename(tmp_path / "SynthDigits")

@@ -24,7 +24,7 @@ from polyfed.tasks.segmentation import IGNORED
 
 
 def draw(image: Path, mask: Path, seed: int, side: tuple[int, int] = (12, 16), values: tuple[int, ...] = (0, 1, 11)) -> None:
-    """An image whose red channel is its mask, so that pairs that were torn apart are seen."""
+    """An image whose red channel is its mask, so that wrong pairs are detected."""
     pixels = np.random.default_rng(seed).choice(np.array(values, np.uint8), size=side)
     for path, array in ((image, np.stack([pixels, pixels, pixels], axis=2)), (mask, pixels)):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def test_crops_and_flips_move_image_and_mask_together() -> None:
     x, y = CropAndFlip(side=4)(mask[:, None].repeat(1, 3, 1, 1), mask)
     assert x.shape == (5, 3, 4, 4) and y.shape == (5, 4, 4)
     assert torch.equal(x[:, 0], y) and torch.equal(x[:, 2], y)
-    assert len({int(corner) for corner in y[:, 0, 0]}) > 1, "every image is cut at a place of its own"
+    assert len({int(corner) for corner in y[:, 0, 0]}) > 1, "every image is cropped at a different position"
     whole, _ = CropAndFlip(side=0, flip=False)(x, y)
     assert torch.equal(whole, x)
     with pytest.raises(DataError, match="must have the same size"):
@@ -163,7 +163,7 @@ def test_a_mask_of_another_shape_is_refused_and_a_smaller_one_is_not(tmp_path: P
         mask_folder(str(tmp_path), height=12, width=16)
 
 
-def test_masks_in_shades_of_grey_are_told(tmp_path: Path) -> None:
+def test_masks_in_shades_of_grey_raise_a_notice(tmp_path: Path) -> None:
     for number in range(4):
         draw(tmp_path / "images" / f"{number}.png", tmp_path / "masks" / f"{number}.png", number, values=(0, 80, 160))
     (note,) = mask_folder(str(tmp_path), height=12, width=16).notes

@@ -12,7 +12,6 @@ from polyfed.data.check import check
 from polyfed.data.partitions.federate import federate
 from polyfed.data.registry import data_sets
 from polyfed.data.store import images
-from polyfed.models import models
 
 
 @pytest.fixture(scope="module")
@@ -109,12 +108,6 @@ def test_cifar10_in_its_original_order(shared_data, own_cache):
     assert sizes(data) == {"CIFAR-10": (45_000, 5_000, 10_000)}
     assert data.domains[0].train.labels[:5].tolist() == [6, 9, 9, 4, 1], "frog, truck, truck, deer, automobile"
     assert data.domains[0].test.labels[:5].tolist() == [3, 8, 8, 0, 6], "cat, ship, ship, airplane, frog"
-
-
-@pytest.mark.parametrize("name", ["digits_five", "pacs", "office_caltech10", "cifar10", "fed_isic2019"])
-def test_the_usual_model_is_known(shared_data, own_cache, name):
-    data = data_sets.build(name, root=str(shared_data))
-    assert models.find(data.default_model)
 
 
 @pytest.mark.slow
