@@ -87,7 +87,7 @@ def test_a_domain_may_lack_classes_with_one_notice(tmp_path):
     assert data.classes == ("benign", "malign", "unclear")
     assert set(data.domain("clinic_b").train.labels.tolist()) == {0}
     empty, lacking = data.notes
-    assert empty == f"{tmp_path}: 1 empty class folder, still counted as classes: clinic_b/malign."
+    assert empty == f"{tmp_path}: 1 empty class folder, kept in the list of classes: clinic_b/malign."
     assert "clinic_b lacks malign, unclear" in lacking and "clinic a" not in lacking
     assert federate(data).notes == data.notes
 

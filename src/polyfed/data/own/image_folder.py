@@ -61,9 +61,9 @@ def _empty_folders(root: Path, used: set[str], depth: int) -> list[str]:
 
 def _notes(root: Path, tree: FolderTree, images: list[OwnImage], strays: list[str], empty: list[str], pre_split: bool) -> list[str]:
     found = {
-        "empty class folder(s), still counted as classes": empty,
-        "file(s) skipped, because the name does not end like an image": [name for name in tree.names if not is_image(name)],
-        "image(s) skipped, because they are not in a folder <domain>/<class>/": strays,
+        "empty class folder(s), kept in the list of classes": empty,
+        "file(s) skipped (no image suffix)": [name for name in tree.names if not is_image(name)],
+        "image(s) skipped (not in a folder <domain>/<class>/)": strays,
     }
     notes = [
         f"{root}: {len(names)} {what.replace('(s)', 's' * (len(names) != 1))}: {first_of(names)}."
