@@ -129,7 +129,7 @@ def two_domains(side: int, mean: tuple[float, ...] = HALF) -> DataSet:
 
 def test_data_of_another_size_are_refused_and_another_normalisation_is_not_taken(tmp_path: Path) -> None:
     made = polyfed.run(two_domains(16), rounds=1, batch_size=2, out=tmp_path / "r")
-    with pytest.raises(DataError, match="trained on inputs of 3x16x16, and two now has inputs of 3x24x24"):
+    with pytest.raises(DataError, match="trained on inputs of 3x16x16, but two now has inputs of 3x24x24"):
         polyfed.resume(tmp_path / "r", data=two_domains(24))
     again = polyfed.resume(tmp_path / "r", data=two_domains(16, IMAGENET))
     assert again.digest == made.digest and again.experiment.bench.preparation.mean == HALF

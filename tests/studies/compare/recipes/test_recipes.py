@@ -115,7 +115,7 @@ loss = "weighted_focal(alpha=(1.0, 2.0))"
 clients_per_round = 5
 """,
     )
-    for words in ("normalisation", "no batch norm", "Did you mean photo?", "alpha is -1.0", "7 classes"):
+    for words in ("normalisation", "no batch norm", "Did you mean photo?", "alpha must be greater than 0", "7 classes"):
         assert [words in text for text in found].count(True) == 1, (words, found)
     assert len(found) == 5
     small = 'data = "pacs(size=32)"\nmodel = "hfedf_cnn"\n'
