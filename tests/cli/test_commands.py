@@ -241,6 +241,6 @@ def test_debug_shows_the_trace(polyfed: Command, monkeypatch: pytest.MonkeyPatch
 
 
 def test_data_check(polyfed: Command, tmp_path: Path) -> None:
-    says(polyfed("data", "check", "digits-mini", "--root", tmp_path), "nothing to check")
+    says(polyfed("data", "check", "digits-mini", "--root", tmp_path), "no files to check")
     says(polyfed("data", "check", "digit-five", "--root", tmp_path), "Did you mean digits-five?")
     assert polyfed("data", "check", "pacs", "--root", tmp_path).code == 2

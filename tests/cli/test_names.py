@@ -101,7 +101,7 @@ def test_predict_names_files_and_clients(polyfed: Command, images: Path) -> None
     says(polyfed("predict", "run", good, "--client", "dya"), "Unknown client 'dya'. Clients: day, night.")
     for file, why in (
         ("missing.png", "Cannot read missing.png: No such file or directory."),
-        ("broken.png", "broken.png cannot be read as an image: it is in no format that Pillow knows."),
+        ("broken.png", "broken.png cannot be read as an image: Pillow does not recognise the format."),
     ):
         ended = polyfed("predict", "run", file)
         assert ended.code == 2 and f"{file}" in ended.err and why in ended.err

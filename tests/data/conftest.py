@@ -7,5 +7,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give every test a cache folder of its own."""
+    """Give every test a separate cache folder."""
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path_factory.mktemp("cache")))

@@ -1,4 +1,4 @@
-"""Augmentation: each image of a batch gets its own draw, and the same seed gives the same batch."""
+"""Augmentation: each image of a batch has separate draws, and the same seed yields the same batch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_augmentation():
         first, again, other = seeded(name, x), seeded(name, x), seeded(name, x, seed=1)
         assert first.shape == x.shape and first.dtype == torch.uint8, name
         assert torch.equal(first, again) and not torch.equal(first, other), name
-        assert torch.equal(x, before), f"{name} changes the data themselves"
+        assert torch.equal(x, before), f"{name} changes its input"
         alike = seeded(name, x[:1].expand(32, -1, -1, -1))
         assert len({image.numpy().tobytes() for image in alike}) >= 2, f"{name} treats equal images alike"
         sent = pickle.loads(pickle.dumps(augment.augmentation(name)))
@@ -70,9 +70,9 @@ def test_crop_moves_whole_images_and_fills_with_black():
 def test_a_quarter_turn_is_exact_and_bounded(monkeypatch):
     x = batch(3, 8, 8)
     monkeypatch.setattr(torch, "rand", lambda *size: torch.ones(*size))
-    assert torch.equal(augment.turn(x, 90.0), x.rot90(1, (2, 3)))
+    assert torch.equal(augment.rotate(x, 90.0), x.rot90(1, (2, 3)))
     monkeypatch.setattr(torch, "rand", lambda *size: torch.full(size, 0.5))
-    assert torch.equal(augment.turn(x, 90.0, scale=0.5), x), "the middle of the range is no turn and no change of size"
+    assert torch.equal(augment.rotate(x, 90.0, scale=0.5), x), "the middle of the range is no turn and no change of size"
 
 
 def test_a_turn_keeps_shapes_in_images_that_are_not_square(monkeypatch):
@@ -80,29 +80,29 @@ def test_a_turn_keeps_shapes_in_images_that_are_not_square(monkeypatch):
     x = torch.zeros(1, 3, 20, 40, dtype=torch.uint8)
     x[:, :, 7:13, 16:24] = 255
     monkeypatch.setattr(torch, "rand", lambda *size: torch.ones(*size))
-    turned = augment.turn(x, 90.0)[0, 0] > 0
+    turned = augment.rotate(x, 90.0)[0, 0] > 0
     rows, columns = turned.any(1).nonzero(), turned.any(0).nonzero()
     assert (len(rows), len(columns)) == (8, 6)
 
 
 def test_turning_takes_no_new_colours_and_fills_with_black():
     x = torch.full((50, 3, 32, 32), 200, dtype=torch.uint8)
-    assert set(seeded(lambda images: augment.turn(images, 30.0), x).unique().tolist()) == {0, 200}
-    assert set(seeded(lambda images: augment.turn(images, 50.0, 0.07, "reflection"), x).unique().tolist()) == {200}
+    assert set(seeded(lambda images: augment.rotate(images, 30.0), x).unique().tolist()) == {0, 200}
+    assert set(seeded(lambda images: augment.rotate(images, 50.0, 0.07, "reflection"), x).unique().tolist()) == {200}
 
 
 def test_holes_are_squares_within_the_image():
     x = torch.full((300, 3, 32, 32), 9, dtype=torch.uint8)
-    area = (seeded(lambda images: augment.holes(images, 16), x) == 0)[:, 0].sum((1, 2))
+    area = (seeded(lambda images: augment.cut_out(images, 16), x) == 0)[:, 0].sum((1, 2))
     assert area.max() == 256
     assert area.min() >= 64
-    most = (seeded(lambda images: augment.holes(images, 2, maximum=8), x) == 0)[:, 0].sum((1, 2))
+    most = (seeded(lambda images: augment.cut_out(images, 2, maximum=8), x) == 0)[:, 0].sum((1, 2))
     assert 4 < most.max() <= 32
 
 
 def test_light_changes_the_mean_by_its_factor():
     x = torch.full((500, 3, 4, 4), 100, dtype=torch.uint8)
-    means = seeded(lambda images: augment.light(images, 0.2, 0.2, 0.2), x).float().mean((1, 2, 3))
+    means = seeded(lambda images: augment.adjust_light(images, 0.2, 0.2, 0.2), x).float().mean((1, 2, 3))
     assert 79 <= means.min() < 85
     assert 115 < means.max() <= 121
 
@@ -120,10 +120,10 @@ def pixels(count=6, seed=0):
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        (augment.brightened, lambda image, amount: torchvision.adjust_brightness(image, 1 + amount)),
-        (augment.contrasted, lambda image, amount: torchvision.adjust_contrast(image, 1 + amount)),
-        (augment.saturated, lambda image, amount: torchvision.adjust_saturation(image, 1 + amount)),
-        (augment.hue_turned, torchvision.adjust_hue),
+        (augment.adjust_brightness, lambda image, amount: torchvision.adjust_brightness(image, 1 + amount)),
+        (augment.adjust_contrast, lambda image, amount: torchvision.adjust_contrast(image, 1 + amount)),
+        (augment.adjust_saturation, lambda image, amount: torchvision.adjust_saturation(image, 1 + amount)),
+        (augment.rotate_hue, torchvision.adjust_hue),
     ],
 )
 def test_changes_of_colour_are_torchvisions(ours, theirs):
@@ -136,19 +136,19 @@ def test_changes_of_colour_are_torchvisions(ours, theirs):
 
 def test_grey_is_torchvisions():
     x = pixels()
-    assert (augment.greyed(x) - torchvision.rgb_to_grayscale(x, num_output_channels=3)).abs().max() < 2e-4, "0.2989 against 0.299"
+    assert (augment.to_grey(x) - torchvision.rgb_to_grayscale(x, num_output_channels=3)).abs().max() < 2e-4, "0.2989 against 0.299"
 
 
 def test_zoom_is_torchvisions_crop_and_resize(monkeypatch):
     x = pixels(40)
     parts = []
-    whole = augment.enlarged
+    whole = augment.resample
 
     def noted(images, rows, columns):
         parts.append((rows, columns))
         return whole(images, rows, columns)
 
-    monkeypatch.setattr(augment, "enlarged", noted)
+    monkeypatch.setattr(augment, "resample", noted)
     result = seeded(augment.zoom, x)
     ((rows, columns),) = parts
     for image, made, down, across in zip(x, result, rows, columns, strict=True):
@@ -167,9 +167,9 @@ def part_of(places: torch.Tensor, side: int) -> tuple[int, int]:
 
 def test_zoom_draws_areas_and_ratios_as_torchvision_does(monkeypatch):
     drawn = []
-    places = augment._places
+    places = augment._coordinates
     monkeypatch.setattr(
-        augment, "_places", lambda side, length, start: (drawn.append((length, start)), places(side, length, start))[1]
+        augment, "_coordinates", lambda side, length, start: (drawn.append((length, start)), places(side, length, start))[1]
     )
     seeded(augment.zoom, torch.zeros(4000, 3, 32, 32))
     (high, top), (wide, left) = drawn
@@ -187,7 +187,7 @@ def test_zoom_draws_areas_and_ratios_as_torchvision_does(monkeypatch):
     assert (left + wide).max() <= 32
 
 
-def test_jitter_of_colours_changes_all_four_in_an_order_of_its_own(monkeypatch):
+def test_colour_jitter_changes_all_four_in_random_order(monkeypatch):
     seen = []
     changes = [lambda x, amount, name=name: (seen.append((name, len(x), amount.abs().max() <= 0.3)), x)[1] for name in "bcsh"]
     monkeypatch.setattr(augment, "COLOUR_CHANGES", tuple(changes))
@@ -203,22 +203,22 @@ def test_domainbed_greys_one_in_ten():
     assert 70 < grey.sum() < 130
 
 
-def test_shear_and_shift_move_pixels_and_draw_nothing_where_they_are_not_asked_for():
+def test_shear_and_shift_move_pixels_and_draw_nothing_if_disabled():
     x = torch.zeros(200, 3, 21, 21, dtype=torch.uint8)
     x[:, :, 10, 10] = 255
-    moved = seeded(lambda x: augment.turn(x, degrees=0.0, shift=0.2), x)
+    moved = seeded(lambda x: augment.rotate(x, degrees=0.0, shift=0.2), x)
     places = moved[:, 0].flatten(1).argmax(1)
     rows, columns = places // 21, places % 21
     assert rows.min() >= 5 and rows.max() <= 15 and columns.float().std() > 1.5
     lines = torch.zeros(200, 3, 21, 21, dtype=torch.uint8)
     lines[:, :, :, 10] = 255
-    sheared = seeded(lambda x: augment.turn(x, degrees=0.0, shear=30.0), lines)[:, 0].float().argmax(2)
+    sheared = seeded(lambda x: augment.rotate(x, degrees=0.0, shear=30.0), lines)[:, 0].float().argmax(2)
     assert (sheared[:, 10] == 10).all(), "the middle row stays"
     assert (sheared[:, 0] - 10 == 10 - sheared[:, 20]).float().mean() > 0.9, "the rows above and below move to opposite sides"
     assert sheared[:, 0].float().std() > 1.5
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        augment.turn(lines, degrees=30.0)
+        augment.rotate(lines, degrees=30.0)
         after = torch.rand(1)
         torch.manual_seed(0)
         torch.rand(2, 200)

@@ -1,4 +1,4 @@
-"""The cache of decoded arrays: made once, mapped after, made again when damaged or when a file changes."""
+"""The cache of decoded arrays: built once, then mapped, and rebuilt if it is damaged or a file changes."""
 
 from __future__ import annotations
 
@@ -38,20 +38,19 @@ def entries(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
-def test_large_arrays_are_filled_in_a_file_and_stored_row_by_row(folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "c"))
+def test_large_arrays_are_filled_in_a_file_and_stored_row_by_row(folder, monkeypatch):
     values = np.random.default_rng(0).integers(0, 256, (50, 3, 4), np.uint8)
     stored = []
     for bound in (1, 10**9):
         monkeypatch.setattr(cache, "IN_FILE_FROM_BYTES", bound)
-        growing = cache.Growing(values.shape)
+        growing = cache.RowBuffer(values.shape)
         assert isinstance(growing.arrays[0], np.memmap) is (bound == 1)
         for row, pixels in enumerate(values):
             growing.arrays[0][row] = pixels
-            growing.let_go_after(row)
+            growing.release_after(row)
         stored.append(cache.cached({"bound": bound}, [], lambda: {"x": growing.arrays[0]})["x"])  # noqa: B023
     assert np.array_equal(stored[0], values) and np.array_equal(stored[1], values)
-    assert not [path for path in (tmp_path / "c").iterdir() if path.is_file()], "the file has no name"
+    assert not [path for path in folder.iterdir() if path.is_file()], "the file has no name"
 
 
 def test_built_once_and_then_mapped(folder):
@@ -158,7 +157,7 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     assert cache.cache_folder() == tmp_path / ".cache" / "polyfed"
 
 
-def test_picked_examples_pick_and_share():
+def test_row_examples_select_rows_and_share_memory():
     x, y = torch.arange(20).view(10, 2).to(torch.uint8), torch.arange(10) % 3
     examples = RowExamples(x, y, torch.tensor([9, 0, 4]))
     assert isinstance(examples, Examples)
@@ -172,7 +171,7 @@ def test_picked_examples_pick_and_share():
     assert part.x.data_ptr() == x.data_ptr()
 
 
-def test_a_pickled_pick_takes_only_its_rows():
+def test_pickled_row_examples_contain_only_their_rows():
     x = torch.zeros(10_000, 100, dtype=torch.uint8)
     sent = pickle.dumps(RowExamples(x, torch.zeros(10_000), torch.tensor([3])))
     assert len(sent) < 10_000

@@ -19,7 +19,7 @@ RANDOM = np.random.default_rng(0)
 
 @pytest.fixture
 def decodings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Counter[str]:
-    """How often each file is decoded, with a cache of the test's own."""
+    """Count how often each file is decoded, with a separate cache."""
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
     counted: Counter[str] = Counter()
     decoded = images.decoded

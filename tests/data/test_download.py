@@ -1,4 +1,4 @@
-"""Downloads from a server of our own that breaks off, is slow, knows no ranges, lies, or is not there."""
+"""Downloads from a local server that breaks the connection, is slow, ignores ranges, sends wrong data, or is unavailable."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ SHA = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
 
 
 class Server(BaseHTTPRequestHandler):
-    """The first part of a path says how it misbehaves."""
+    """The first part of the path selects the failure."""
 
-    asked: ClassVar[list[tuple[str, str | None]]] = []
+    requests: ClassVar[list[tuple[str, str | None]]] = []
 
     def do_GET(self) -> None:
         manner, wanted = self.path.split("/")[1], self.headers.get("Range")
-        self.asked.append((manner, wanted))
-        first = sum(1 for other, _ in self.asked if other == manner) == 1
+        self.requests.append((manner, wanted))
+        first = sum(1 for other, _ in self.requests if other == manner) == 1
         if manner == "gone":
             self.send_error(404)
             return
@@ -66,7 +66,7 @@ class Server(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch) -> Iterator[str]:
-    monkeypatch.setattr(Server, "asked", [])
+    monkeypatch.setattr(Server, "requests", [])
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with ThreadingHTTPServer(("127.0.0.1", 0), Server) as made:
         made.handle_error = lambda *args: None  # clients that hang up are meant to
@@ -80,62 +80,64 @@ def remote(server: str, *manners: str) -> RemoteFile:
 
 
 @pytest.mark.parametrize("manner", ["sound", "truncated", "rangeless", "busy"])
-def test_all_of_it_comes_in_the_end(server, tmp_path, manner):
+def test_downloads_recover_from_failures(server, tmp_path, manner):
     told = []
     assert get([remote(server, manner)], tmp_path, lambda *progress: told.append(progress)) == ["sub/file.bin"]
     assert (tmp_path / "sub" / "file.bin").read_bytes() == CONTENT
     assert told[-1] == ("sub/file.bin", len(CONTENT), len(CONTENT))
     assert sorted(path.name for path in (tmp_path / "sub").iterdir()) == ["file.bin"]
     if manner == "truncated":
-        assert Server.asked[1] == (manner, f"bytes={len(CONTENT) // 3}-"), "it goes on where it broke off"
-    before = len(Server.asked)
-    assert get([remote(server, manner)], tmp_path) == [] and len(Server.asked) == before, "what is there is not asked for"
+        assert Server.requests[1] == (manner, f"bytes={len(CONTENT) // 3}-"), "the download resumes where it stopped"
+    before = len(Server.requests)
+    assert get([remote(server, manner)], tmp_path) == [] and len(Server.requests) == before, "existing files are not requested"
 
 
-def test_a_slow_answer_is_given_up_and_gone_on_with(server, tmp_path, monkeypatch):
+def test_a_slow_response_times_out_and_is_resumed(server, tmp_path, monkeypatch):
     monkeypatch.setattr(download, "TIMEOUT_SECONDS", 0.5)
     assert get([remote(server, "slow")], tmp_path) and (tmp_path / "sub" / "file.bin").read_bytes() == CONTENT
-    assert Server.asked[1][1] is not None
+    assert Server.requests[1][1] is not None
 
 
 def test_mirrors_are_tried_in_turn(server, tmp_path):
     assert get([remote(server, "gone", "wrong", "sound")], tmp_path)
-    assert [manner for manner, _ in Server.asked] == ["gone", "wrong", "sound"]
+    assert [manner for manner, _ in Server.requests] == ["gone", "wrong", "sound"]
 
 
-def test_a_download_that_was_stopped_goes_on_and_a_damaged_one_starts_again(server, tmp_path):
+def test_a_stopped_download_resumes_and_a_damaged_one_restarts(server, tmp_path):
     part = tmp_path / "sub" / "file.bin.part"
     part.parent.mkdir()
     part.write_bytes(CONTENT[:1000])
-    assert get([remote(server, "sound")], tmp_path) and Server.asked == [("sound", "bytes=1000-")]
+    assert get([remote(server, "sound")], tmp_path) and Server.requests == [("sound", "bytes=1000-")]
     (tmp_path / "sub" / "file.bin").unlink()
     part.write_bytes(b"damaged")
-    assert get([remote(server, "sound")], tmp_path) and Server.asked[1:] == [("sound", "bytes=7-"), ("sound", None)]
+    assert get([remote(server, "sound")], tmp_path) and Server.requests[1:] == [("sound", "bytes=7-"), ("sound", None)]
     (tmp_path / "sub" / "file.bin").unlink()
     part.write_bytes(CONTENT)
-    assert get([remote(server, "sound")], tmp_path), "all of it was there already"
+    assert get([remote(server, "sound")], tmp_path), "the part file was complete"
 
 
-def test_what_cannot_be_had_is_said_in_one_sentence(server, tmp_path):
-    with pytest.raises(DataError, match=r"file\.bin could not be downloaded.*gone.*404.*wrong.*another checksum"):
+def test_failed_downloads_are_explained(server, tmp_path):
+    with pytest.raises(DataError, match=r"Could not download sub/file\.bin.*gone.*404.*wrong.*wrong checksum"):
         get([remote(server, "gone", "wrong")], tmp_path)
-    with pytest.raises(DataError, match="no answer"):
+    with pytest.raises(DataError, match="no response"):
         get([RemoteFile("a", ("http://127.0.0.1:9/a",), SHA, 10)], tmp_path)
     (tmp_path / "b").write_text("mine")
-    with pytest.raises(DataError, match="Move it away"):
+    with pytest.raises(DataError, match="Move or delete the file"):
         get([RemoteFile("b", ("http://127.0.0.1:9/b",), SHA, 10)], tmp_path)
     assert (tmp_path / "b").read_text() == "mine"
 
 
-@pytest.mark.parametrize(("manner", "said"), [("longer", "announces 512,004 bytes"), ("endless", "more than 512,000 bytes came")])
-def test_a_mirror_that_sends_more_than_there_is_is_given_up(server, tmp_path, manner, said):
+@pytest.mark.parametrize(
+    ("manner", "said"), [("longer", "announces 512,004 bytes"), ("endless", "sent more than the 512,000 bytes")]
+)
+def test_a_mirror_that_sends_too_much_is_skipped(server, tmp_path, manner, said):
     with pytest.raises(DataError, match=said):
         get([remote(server, manner)], tmp_path)
-    assert len(Server.asked) == 1 and not list((tmp_path / "sub").iterdir()), "not asked again, and nothing is left"
-    assert get([remote(server, manner, "sound")], tmp_path), "the next mirror is asked"
+    assert len(Server.requests) == 1 and not list((tmp_path / "sub").iterdir()), "one request, and no partial file is kept"
+    assert get([remote(server, manner, "sound")], tmp_path), "the next mirror is tried"
     (tmp_path / "sub" / "file.bin").unlink()
     (tmp_path / "sub" / "file.bin.part").write_bytes(CONTENT + b"more")
-    assert get([remote(server, "sound")], tmp_path), "a part file that is too long starts again"
+    assert get([remote(server, "sound")], tmp_path), "a part file that is too long is discarded"
 
 
 def test_every_file_has_a_bound_and_an_encrypted_mirror_comes_first():
@@ -172,7 +174,7 @@ def test_pack_makes_an_archive_that_is_read_like_the_folder(polyfed, tmp_path):
             for number in range(4):
                 Image.fromarray(np.full((30, 20, 3), 10 * number, np.uint8)).save(folder / f"{number}.png")
     made = polyfed("data", "pack", "VLCS", "--size", "16", "--out", "small/VLCS.tar")
-    says(made, "cannot be written")
+    says(made, "Cannot write small/VLCS.tar")
     (tmp_path / "small").mkdir()
     made = polyfed("data", "pack", "VLCS", "--size", "16", "--out", "small/VLCS.tar", "--json").json
     assert made["images"] == 80

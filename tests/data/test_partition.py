@@ -1,4 +1,4 @@
-"""Partitions: every training example lands exactly once, and each rule deals as its paper says."""
+"""Partitions: every training example lands exactly once, and each rule splits as its paper says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from polyfed.errors import DataError, OptionError, PolyfedError, SettingError, U
 
 
 def examples(name: int, split: int, labels: Sequence[int]) -> ArrayExamples:
-    """Examples whose single pixel is a number of their own: domain, split, position."""
+    """Return examples whose single pixel is a unique number: domain, split, position."""
     numbers = name * 1_000_000 + split * 100_000 + torch.arange(len(labels))
     return ArrayExamples(numbers.view(-1, 1, 1, 1), torch.tensor(list(labels), dtype=torch.int64))
 
@@ -44,7 +44,7 @@ def numbers(part: Examples | None) -> list[int]:
     return [] if part is None or not len(part) else [int(number) for number in part.batch(slice(None))[0].flatten()]
 
 
-def dealt(text: str, dataset: DataSet, seed: int = 0) -> tuple[ClientData, ...]:
+def partition(text: str, dataset: DataSet, seed: int = 0) -> tuple[ClientData, ...]:
     clients: tuple[ClientData, ...] = partitions.build(text, dataset=dataset, seed=seed)
     return clients
 
@@ -81,7 +81,7 @@ def test_all_partitions_are_tested_here() -> None:
 def test_every_example_lands_exactly_once(text: str, sizes: list[int], validation: int, seed: int) -> None:
     dataset = made(sizes, validation=validation, seed=seed)
     try:
-        clients = dealt(text, dataset, seed)
+        clients = partition(text, dataset, seed)
     except DataError:
         return
     trained = [number for client in clients for number in numbers(client.train)]
@@ -103,23 +103,23 @@ def test_every_example_lands_exactly_once(text: str, sizes: list[int], validatio
 
 
 @pytest.mark.parametrize("text", ALL)
-def test_enough_data_always_work(text: str) -> None:
-    """The property above may skip what is too small; with enough examples every rule must deal."""
+def test_enough_data_always_works(text: str) -> None:
+    """The property above may skip what is too small; with enough examples every rule must work."""
     for seed in range(5):
-        assert dealt(text, made([60, 50, 40], seed=seed), seed)
+        assert partition(text, made([60, 50, 40], seed=seed), seed)
 
 
 @pytest.mark.parametrize("text", [text for text in ALL if text.split("(")[0] not in {"domain", "domain_parts", "natural"}])
 def test_the_seed_decides(text: str) -> None:
     dataset = made([60, 50, 40])
-    first, again, other = ([numbers(client.train) for client in dealt(text, dataset, seed)] for seed in (1, 1, 2))
+    first, again, other = ([numbers(client.train) for client in partition(text, dataset, seed)] for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
 
 def test_domain() -> None:
     dataset = made([4, 9], validation=2)
-    clients = dealt("domain", dataset)
+    clients = partition("domain", dataset)
     assert [client.id for client in clients] == ["D0", "D1"]
     assert clients[1].train is dataset.domains[1].train
     assert clients[1].validation is dataset.domains[1].validation
@@ -130,18 +130,18 @@ def test_domain() -> None:
 def test_domain_even_pieces_differ_by_at_most_one(size: int, clients: int) -> None:
     if size < clients:
         with pytest.raises(DataError, match=f"left for {clients - size} of {clients} clients"):
-            dealt(f"domain_even(clients={clients})", made([size]))
+            partition(f"domain_even(clients={clients})", made([size]))
         return
-    sizes = sizes_of(dealt(f"domain_even(clients={clients})", made([size])))
+    sizes = sizes_of(partition(f"domain_even(clients={clients})", made([size])))
     assert sum(sizes) == size
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_domain_even_names_clients_and_leaves_other_domains_alone() -> None:
-    clients = dealt("domain_even(clients=20)", made([45, 40]))
+    clients = partition("domain_even(clients=20)", made([45, 40]))
     assert [client.id for client in clients][5:7] == ["D0-05", "D0-06"]
     assert len(clients) == 40
-    wide = dealt("domain_even(clients=101)", made([200]))
+    wide = partition("domain_even(clients=101)", made([200]))
     assert wide[100].id == "D0-100"
     assert wide[7].id == "D0-007"
     without = federate(made([45, 40]), "domain_even(clients=20)", unseen=["D0"]).clients
@@ -150,12 +150,10 @@ def test_domain_even_names_clients_and_leaves_other_domains_alone() -> None:
 
 def test_domain_parts_are_those_of_fedbn() -> None:
     """Part i of 7,438 examples goes from int(743.8 i) to int(743.8 (i + 1))."""
-    clients = dealt("domain_parts(parts=4, out_of=10)", made([7438]))
+    clients = partition("domain_parts(parts=4, out_of=10)", made([7438]))
     bounds = [(0, 743), (743, 1487), (1487, 2231), (2231, 2975)]
     assert [numbers(client.train) for client in clients] == [list(range(*bound)) for bound in bounds]
-    assert sizes_of(dealt("domain_parts(parts=2)", made([1487]))) == [743, 744]
-    with pytest.raises(OptionError, match="out_of is 3"):
-        dealt("domain_parts(parts=4, out_of=3)", made([50]))
+    assert sizes_of(partition("domain_parts(parts=2)", made([1487]))) == [743, 744]
 
 
 def test_dirichlet_per_class_as_published() -> None:
@@ -163,7 +161,7 @@ def test_dirichlet_per_class_as_published() -> None:
     cifar = made([50_000], classes=10)
     held = {}
     for alpha in (0.1, 1.0):
-        clients = dealt(f"dirichlet(clients=100, alpha={alpha})", cifar)
+        clients = partition(f"dirichlet(clients=100, alpha={alpha})", cifar)
         assert min(sizes_of(clients)) >= 10
         assert sum(sizes_of(clients)) == 50_000
         held[alpha] = np.mean(
@@ -181,23 +179,11 @@ def test_dirichlet_per_class_gives_nothing_more_to_a_full_client() -> None:
 
 
 def test_dirichlet_per_client_gives_equal_sizes_and_the_drawn_skew() -> None:
-    clients = dealt('dirichlet(clients=40, alpha=0.1, rule="per_client")', made([4_010], classes=10))
+    clients = partition('dirichlet(clients=40, alpha=0.1, rule="per_client")', made([4_010], classes=10))
     assert set(sizes_of(clients)) == {100, 101}
     largest = [np.bincount(client.train.labels.numpy(), minlength=10).max() / len(client.train) for client in clients]
-    # The largest of ten shares from Dir(0.1) is 0.7 on average; from a uniform deal it would be near 0.16.
+    # The largest of ten shares from Dir(0.1) is 0.7 on average; from a uniform split it would be near 0.16.
     assert 0.5 < np.mean(largest[:20]) < 0.9
-
-
-def test_dirichlet_refuses_what_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(label_skew, "MAX_DRAWS", 100)
-    with pytest.raises(DataError, match="has 50 training examples, too few for 10 clients with at least 10 each"):
-        dealt("dirichlet(clients=10, alpha=1)", made([50]))
-    with pytest.raises(DataError, match="larger alpha"):
-        dealt("dirichlet(clients=10, alpha=0.01)", made([100]))
-    with pytest.raises(OptionError, match="alpha is 0"):
-        dealt("dirichlet(clients=2, alpha=0)", made([50]))
-    with pytest.raises(OptionError, match="one of: per_class, per_client"):
-        dealt('dirichlet(clients=2, alpha=1, rule="perclass")', made([50]))
 
 
 @given(clients=st.integers(1, 30), per_client=st.integers(1, 4), seed=st.integers(0, 1000))
@@ -206,29 +192,29 @@ def test_shards_give_each_client_exactly_so_many_classes(clients: int, per_clien
     dataset = made([600, 600], classes=4, seed=seed)
     text = f"shards(clients={clients}, classes_per_client={per_client})"
     if clients * per_client < 4:
-        with pytest.raises(DataError, match="cannot hold the 4 classes"):
-            dealt(text, dataset, seed)
+        with pytest.raises(DataError, match="do not cover the 4 classes"):
+            partition(text, dataset, seed)
         return
-    for client in dealt(text, dataset, seed):
+    for client in partition(text, dataset, seed):
         assert len(set(client.train.labels.tolist())) == per_client
 
 
 def test_shards_of_cifar_pair_many_classes() -> None:
-    clients = dealt("shards(clients=100, classes_per_client=2)", made([5_000], classes=10))
+    clients = partition("shards(clients=100, classes_per_client=2)", made([5_000], classes=10))
     pairs = {tuple(sorted(set(client.train.labels.tolist()))) for client in clients}
     assert len(pairs) > 25
-    five = dealt("shards(clients=5)", made([500], classes=10))
+    five = partition("shards(clients=5)", made([500], classes=10))
     assert sorted(label for client in five for label in set(client.train.labels.tolist())) == list(range(10))
 
 
 def test_natural_ids() -> None:
     dataset = made([7, 6])
-    clients = dealt("natural", dataset)
+    clients = partition("natural", dataset)
     assert [client.id for client in clients] == ["D0-0", "D0-1", "D0-2", "D1-0", "D1-1", "D1-2"]
     assert numbers(clients[1].train) == [1, 4]
     bare = DataSet("bare", ("a",), (Domain("X", examples(0, 0, [0]), examples(0, 1, [0])),))
     with pytest.raises(DataError, match="X of bare has no natural ids"):
-        dealt("natural", bare)
+        partition("natural", bare)
 
 
 @given(
@@ -242,10 +228,10 @@ def test_domain_split_gives_each_client_exactly_so_many_domains(sizes: list[int]
     dataset = made(sizes)
     text = f"domain_split(clients={clients}, domains_per_client={each}, held_out=0)"
     if each > len(sizes) or clients * each < len(sizes):
-        with pytest.raises(DataError, match="cannot hold"):
-            dealt(text, dataset, seed)
+        with pytest.raises(DataError, match="do not cover"):
+            partition(text, dataset, seed)
         return
-    made_clients = dealt(text, dataset, seed)
+    made_clients = partition(text, dataset, seed)
     assert all(len(client.domains) == each for client in made_clients)
     parts = Counter(name for client in made_clients for name in client.domains)
     low, extra = divmod(clients * each, len(sizes))
@@ -257,26 +243,26 @@ def test_domain_split_gives_each_client_exactly_so_many_domains(sizes: list[int]
 
 def test_domain_split_example_of_the_paper() -> None:
     """Two clients with two of three domains each: the largest domain is halved, the others stay whole."""
-    clients = dealt("domain_split(clients=2, domains_per_client=2, held_out=0)", made([10, 30, 20]))
+    clients = partition("domain_split(clients=2, domains_per_client=2, held_out=0)", made([10, 30, 20]))
     held = [Counter(number // 1_000_000 for number in numbers(client.train)) for client in clients]
     assert [client[1] for client in held] == [15, 15]
     assert sorted((client[0], client[2]) for client in held) == [(0, 20), (10, 0)]
 
 
 def test_domain_split_holds_out_a_tenth_only_without_validation() -> None:
-    clients = dealt("domain_split(clients=3)", made([40, 50, 60], groups=False))
+    clients = partition("domain_split(clients=3)", made([40, 50, 60], groups=False))
     assert sorted((len(client.train), len(client.validation or [])) for client in clients) == [(36, 4), (45, 5), (54, 6)]
-    given_validation = dealt("domain_split(clients=3)", made([40, 50, 60], validation=7))
+    given_validation = partition("domain_split(clients=3)", made([40, 50, 60], validation=7))
     assert sorted((len(client.train), len(client.validation or [])) for client in given_validation) == [(40, 7), (50, 7), (60, 7)]
 
 
 def test_validation_follows_the_training_shares() -> None:
     """Clients with two classes get validation of these two, in proportion to what they train on."""
-    clients = dealt("shards(clients=4, classes_per_client=1)", made([400], validation=80))
+    clients = partition("shards(clients=4, classes_per_client=1)", made([400], validation=80))
     for client in clients:
         assert client.validation is not None
         assert set(client.validation.labels.tolist()) == set(client.train.labels.tolist())
-    even = dealt("domain_even(clients=8)", made([800], validation=80))
+    even = partition("domain_even(clients=8)", made([800], validation=80))
     assert all(4 <= len(client.validation or []) <= 16 for client in even)
     assert sum(len(client.validation or []) for client in even) == 80
 
@@ -294,26 +280,36 @@ class Unread(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
 @pytest.mark.parametrize("text", ["domain", "domain_even(clients=3)", "domain_parts(parts=3)", "iid(clients=3)"])
 def test_splits_that_need_no_labels_read_no_items(text: str) -> None:
     lazy = DatasetExamples(Unread())
-    clients = dealt(text, DataSet("lazy", ("a", "b"), (Domain("X", lazy, lazy),)))
+    clients = partition(text, DataSet("lazy", ("a", "b"), (Domain("X", lazy, lazy),)))
     assert sum(sizes_of(clients)) == 12
 
 
-def test_empty_clients_are_named() -> None:
-    with pytest.raises(DataError, match=r"left for 2 of 4 clients: D0-00, D0-02\."):
-        dealt("domain_even(clients=4)", made([2]))
-    with pytest.raises(DataError, match="and 89 more"):
-        dealt("iid(clients=100)", made([1]))
-
-
 @pytest.mark.parametrize(
-    "text", ["domain_even(clients=0)", "iid(clients=0)", "shards(clients=0)", "domain_parts(parts=0)", "domain_split(clients=0)"]
+    ("text", "size", "error", "said"),
+    [
+        ("dirichlet(clients=10, alpha=1)", 50, DataError, "50 training examples, too few for 10 clients with at least 10 each"),
+        ("dirichlet(clients=10, alpha=0.01)", 100, DataError, "larger alpha"),
+        ("dirichlet(clients=2, alpha=0)", 50, OptionError, "alpha must be greater than 0"),
+        ('dirichlet(clients=2, alpha=1, rule="perclass")', 50, OptionError, "'per_class' or 'per_client'"),
+        ("domain_parts(parts=4, out_of=3)", 50, OptionError, "out_of must be at least 4, got 3"),
+        ("domain_even(clients=4)", 2, DataError, r"left for 2 of 4 clients: D0-00, D0-02\."),
+        ("iid(clients=100)", 1, DataError, "and 89 more"),
+        ("domain_even(clients=0)", 20, OptionError, "must be at least 1"),
+        ("iid(clients=0)", 20, OptionError, "must be at least 1"),
+        ("shards(clients=0)", 20, OptionError, "must be at least 1"),
+        ("domain_parts(parts=0)", 20, OptionError, "must be at least 1"),
+        ("domain_split(clients=0)", 20, OptionError, "must be at least 1"),
+    ],
 )
-def test_no_clients_are_refused(text: str) -> None:
-    with pytest.raises(OptionError, match="must be at least 1"):
-        dealt(text, made([20]))
+def test_impossible_partitions_are_rejected(
+    text: str, size: int, error: type[PolyfedError], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(label_skew, "MAX_DRAWS", 100)
+    with pytest.raises(error, match=said):
+        partition(text, made([size]))
 
 
-def test_federate_sets_domains_aside() -> None:
+def test_federate_holds_out_domains() -> None:
     dataset = made([5, 6, 7], validation=2)
     federation = federate(dataset, unseen=["D1"])
     assert [client.id for client in federation.clients] == ["D0", "D2"]
@@ -350,10 +346,10 @@ def test_few_shots_are_trained_on_and_never_tested(unseen_part: str) -> None:
         ({"few_shot": 2}, OptionError, "at least one unseen domain"),
         ({"unseen": ["D0"], "few_shot": 11}, DataError, "need 11 training examples of D0, which has 10. Use at most 10"),
         ({"partition": "dirichlt(clients=2, alpha=1)"}, UnknownName, "Did you mean dirichlet"),
-        ({"partition": "iid(clients=2)", "seed": -1}, SettingError, "0 or larger"),
+        ({"partition": "iid(clients=2)", "seed": -1}, SettingError, "at least 0"),
     ],
 )
-def test_federate_refuses(settings_given: dict[str, object], error: type[PolyfedError], said: str) -> None:
+def test_federate_rejects(settings_given: dict[str, object], error: type[PolyfedError], said: str) -> None:
     with pytest.raises(error, match=said):
         federate(made([10, 10]), **settings_given)  # type: ignore[arg-type]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import os
 import tarfile
 import zipfile
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from polyfed.data.formats.digit_files import read_idx, read_libsvm, read_mat
-from polyfed.data.store.archives import contents, existing_trees, file_tree, sha256_of
+from polyfed.data.store.archives import contents, existing_trees, file_tree
 from polyfed.data.store.images import colour, decode, decode_all, opened, resized, tiles
 from polyfed.data.store.splits import stratified, without_end
 from polyfed.errors import DataError
@@ -66,38 +67,30 @@ def test_all_trees_read_alike(tree):
         tree.read("none")
 
 
-@pytest.mark.parametrize("ending", ["tar", "tar.gz", "zip"])
-def test_a_file_that_is_no_archive_is_named(tmp_path, ending):
-    path = tmp_path / f"bad.{ending}"
-    path.write_bytes(b"not an archive" * 100)
-    with pytest.raises(DataError, match=r"bad\."):
-        _ = file_tree(path).names
-
-
-def test_an_archive_cut_off_is_named(tmp_path):
+def test_damaged_archives_are_named(tmp_path):
+    for ending in ("tar", "tar.gz", "zip"):
+        path = tmp_path / f"bad.{ending}"
+        path.write_bytes(b"not an archive" * 100)
+        with pytest.raises(DataError, match=r"bad\."):
+            _ = file_tree(path).names
     path = tmp_path / "cut.tar"
     with tarfile.open(path, "w") as archive:
         info = tarfile.TarInfo("big")
         info.size = 100_000
         archive.addfile(info, io.BytesIO(bytes(100_000)))
-    path.write_bytes(path.read_bytes()[:50_000])
+    os.truncate(path, 50_000)
     with pytest.raises(DataError, match=r"cut\.tar"):
         file_tree(path).read("big")
 
 
 def test_what_a_folder_holds(tmp_path):
-    assert "no such folder" in contents(tmp_path / "none")
+    assert "does not exist" in contents(tmp_path / "none")
     assert "empty" in contents(tmp_path)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").write_text("")
-    assert contents(tmp_path) == "the folder holds a/, b"
+    assert contents(tmp_path) == "the folder contains a/, b"
     assert "not a folder" in contents(tmp_path / "b")
     assert existing_trees(tmp_path, ["b", "none"]) == [], "a plain file is no tree"
-
-
-def test_sha256(tmp_path):
-    (tmp_path / "a").write_bytes(b"abc")
-    assert sha256_of(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
 def test_an_image_of_the_right_size_is_not_touched():
@@ -132,11 +125,6 @@ def test_grey_is_repeated():
 def test_every_mode_becomes_three_channels(mode):
     kind = "TIFF" if mode == "CMYK" else "PNG"
     assert decode(encoded(noise().convert(mode), kind), "a", 16).shape == (3, 16, 16)
-
-
-def test_a_palette_with_transparency_raises_no_warning():
-    image = noise().convert("P")
-    assert decode(encoded(image, transparency=bytes(range(256))), "a.png", 16).shape == (3, 16, 16)
 
 
 def test_sixteen_bit_grey_keeps_its_range():

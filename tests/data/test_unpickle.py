@@ -51,11 +51,13 @@ def test_arrays_come_back():
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_containers_and_scalars_come_back(protocol):
+    shared = np.arange(3)
     value = {
         "a": [1, 2.5, None, True, "ä"],
         "b": (np.float64(0.25), np.int32(-3)),
         "pixels": (np.eye(2), [np.zeros(1)]),
         "raw": b"\xff\x00",
+        "shared": (shared, shared),
     }
     found = unpickled(pickle.dumps(value, protocol), "x")
     assert found["a"] == value["a"]
@@ -64,12 +66,7 @@ def test_containers_and_scalars_come_back(protocol):
     assert type(found["b"][1]) is np.int32
     assert (found["pixels"][0] == np.eye(2)).all()
     assert (found["pixels"][1][0] == 0).all()
-
-
-def test_one_array_in_two_places_is_read_twice():
-    shared = np.arange(3)
-    first, second = unpickled(pickle.dumps((shared, shared)), "x")
-    assert (first == second).all()
+    assert (found["shared"][0] == found["shared"][1]).all()
 
 
 def test_a_batch_as_python_2_wrote_it():
@@ -100,6 +97,7 @@ HOSTILE = {
     "_codecs.decode": Calls(codecs.decode, b"x", "rot13"),
     "collections.OrderedDict": OrderedDict(a=1),
     "numpy.load": Calls(np.load, "harmed"),
+    "rot13": Calls(codecs.encode, "uryyb", "rot13"),
     "pathlib": Path("x"),
 }
 
@@ -108,16 +106,10 @@ def test_a_hostile_pickle_is_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, protocol in itertools.product(HOSTILE, [0, 2, 4, 5]):
         content = pickle.dumps(HOSTILE[name], protocol)
-        with pytest.raises(DataError, match=r"bad\.pkl asks for ") as caught:
+        with pytest.raises(DataError, match=r"refers to .*which was not run") as caught:
             unpickled(content, "bad.pkl")
         assert name.split(".")[-1] in str(caught.value)
         assert not list(tmp_path.iterdir()), (name, protocol)
-
-
-def test_a_codec_other_than_latin1_is_not_run():
-    content = pickle.dumps(Calls(codecs.encode, "uryyb", "rot13"))
-    with pytest.raises(DataError, match="rot13"):
-        unpickled(content, "x")
 
 
 def test_arrays_of_objects_fields_and_dates_are_refused():
@@ -170,7 +162,7 @@ def test_content_that_is_used_many_times_is_not_copied_without_end():
         return kind + b"0" + content + b"0(" + array * arrays + b"t."
 
     assert [array.shape for array in unpickled(pickled(3), "x")] == [(1000,)] * 3
-    with pytest.raises(DataError, match="more than 4 times"):
+    with pytest.raises(DataError, match="more than 4 times the size"):
         unpickled(pickled(200), "x")
 
 

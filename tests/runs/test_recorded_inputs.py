@@ -129,7 +129,7 @@ def two_domains(side: int, mean: tuple[float, ...] = HALF) -> DataSet:
 
 def test_data_of_another_size_are_refused_and_another_normalisation_is_not_taken(tmp_path: Path) -> None:
     made = polyfed.run(two_domains(16), rounds=1, batch_size=2, out=tmp_path / "r")
-    with pytest.raises(DataError, match="trained on inputs of 3x16x16, and two now has inputs of 3x24x24"):
+    with pytest.raises(DataError, match="trained on inputs of 3x16x16, but two now has inputs of 3x24x24"):
         polyfed.resume(tmp_path / "r", data=two_domains(24))
     again = polyfed.resume(tmp_path / "r", data=two_domains(16, IMAGENET))
     assert again.digest == made.digest and again.experiment.bench.preparation.mean == HALF
@@ -143,7 +143,7 @@ def test_inputs_are_part_of_what_data_are_recognised_by() -> None:
     assert differences(then, identity(16)) == []
     assert differences(then, identity(24)) == ["inputs are 3x24x24 instead of 3x16x16"]
     assert differences(then, identity(16, IMAGENET)) == [
-        f"channels are normalised by the mean {list(IMAGENET)} instead of {list(HALF)}"
+        f"channels are normalised with the mean {list(IMAGENET)} instead of {list(HALF)}"
     ]
     older = {key: value for key, value in then.items() if key not in NEW_FACTS}
     assert differences(older, identity(24)) == []

@@ -90,11 +90,9 @@ OTHER_DATA = {
     "client late is new": tiny_federation(SIZES | {"late": 5}),
     "client small has 6 training samples instead of 5": tiny_federation(SIZES | {"small": 6}),
     "4 classes instead of 3": tiny_federation(classes=4),
-    "they are 'elsewhere' instead of ''": replace(tiny_federation(), source="elsewhere"),
-    "unseen are none instead of new": replace(tiny_federation(), unseen={}),
-    "the names of classes, or the sizes of validation or test parts, are others": replace(
-        tiny_federation(), classes=("a", "b", "c")
-    ),
+    "the source is 'elsewhere' instead of ''": replace(tiny_federation(), source="elsewhere"),
+    "unseen domains are none instead of new": replace(tiny_federation(), unseen={}),
+    "the class names, or the sizes of validation or test splits, have changed": replace(tiny_federation(), classes=("a", "b", "c")),
 }
 
 
@@ -108,7 +106,7 @@ def test_of_very_many_clients_the_digest_is_known_again() -> None:
     many = {f"c{number:03d}": 3 for number in range(101)}
     then, now = (FederationSummary.of(tiny_federation(many | other)).identity() for other in ({}, {"c007": 4, "c008": 2}))
     assert "samples" not in then and differences(then, then) == []
-    assert differences(then, now) == ["the names of classes, or the sizes of validation or test parts, are others"]
+    assert differences(then, now) == ["the class names, or the sizes of validation or test splits, have changed"]
     assert differences(then, FederationSummary.of(tiny_federation()).identity()) == [
         "3 clients instead of 101",
         "26 training samples instead of 303",

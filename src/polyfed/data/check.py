@@ -1,4 +1,4 @@
-"""Checks images: those of the user's own, or the files of a data set against what is known of it (``polyfed data check``)."""
+"""Check user-supplied images, or the files of a known data set against their declaration (``polyfed data check``)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from polyfed.data.own.own_data import is_own_data, own_images
 from polyfed.data.own.own_images import OwnImage, OwnImages, OwnOptions, split_rows
 from polyfed.data.registry import data_sets
 from polyfed.data.store.archives import sha256_of
-from polyfed.data.store.domain_files import DomainSource, Duplicates, counts_by_class, picture_hash
-from polyfed.data.store.images import decoded, opened, own_pixels
+from polyfed.data.store.domain_files import DomainSource, Duplicates, counts_by_class, pixel_hash
+from polyfed.data.store.images import comparable_pixels, decoded, opened
 from polyfed.errors import DataError, SettingError
 from polyfed.tasks.known import SEGMENTATION
 from polyfed.tasks.segmentation import IGNORED
@@ -33,19 +33,16 @@ THUMBNAIL, MARGIN, NAMES_WIDTH = 64, 4, 200
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of a check.
+    """Result of a check.
 
-    Args:
-        name: The name of the data.
-        root: The folder or table.
-        classes: All classes.
-        counts: Images of each class, by domain and split; ``all`` counts every readable one.
-        by_class: Of own images, those of each class by domain; of masks, images that show it.
-        sizes: Of own images, width and height in their files by domain: smallest and largest of each, and how many sizes there are.
-        modes: Of own images, how many have which kind of file and pixels.
-        notes: What is worth knowing, a sentence each.
-        problems: What must be fixed, a sentence each.
-        layouts: Of a data set, the layout each domain was read from; None for own images.
+    Attributes:
+        root: Folder or table.
+        counts: Images per class, by domain and split; ``all`` counts every readable image.
+        by_class: User-supplied data only: images per class by domain; for masks, images that show the class.
+        sizes: User-supplied data only: smallest and largest image size by domain, and the number of different sizes.
+        modes: User-supplied data only: number of images by file format and colour mode.
+        problems: Errors that must be fixed.
+        layouts: Known data sets only: layout of each domain.
     """
 
     name: str
@@ -61,43 +58,43 @@ class CheckResult:
 
     @property
     def ok(self) -> bool:
-        """Return True if nothing is wrong."""
+        """Return True if there are no problems."""
         return not self.problems
 
     def summary(self) -> str:
-        """Return one sentence."""
+        """Return a one-line summary."""
         domains = f"{len(self.counts)} domain{'s' * (len(self.counts) != 1)}"
         problems = f"{len(self.problems)} problem{'s' * (len(self.problems) != 1)}"
         if self.layouts is None:
             images = sum(sum(by["all"]) for by in self.counts.values())
-            found = "nothing wrong" if self.ok else problems
+            found = "no problems" if self.ok else problems
             return f"{self.root}: {images:,} images, {domains}, {len(self.classes)} classes, {found}."
         found = f"{domains}, all as expected" if self.ok else f"{problems} in {domains}"
         return f"{self.name} in {self.root}: {found}."
 
 
 def check(data: str, root: str | None = None, sheet: Path | None = None) -> CheckResult:
-    """Decode every image, count, and look for damage and for images that are there twice.
+    """Decode and count every image, and look for damaged and duplicated images.
 
     Args:
-        data: A folder of images, one of images with masks, or a table that lists images; or a data set, which is compared with the
-            expected counts and checksums.
-        root: The folder of a data set's files.
-        sheet: Where to write a contact sheet of own images.
+        data: A folder of images, with or without masks, or a table that lists images; or a known data set, which is compared with
+            its expected counts and checksums.
+        root: Folder with the files of a known data set.
+        sheet: Where to write a contact sheet of user-supplied images.
     """
     if root is None and is_own_data(data):
-        look = _Look(own_images(data))
-        for domain in look.images.by_domain:
-            look.at(domain)
+        inspection = _Inspection(own_images(data))
+        for domain in inspection.images.by_domain:
+            inspection.add_domain(domain)
         if sheet is not None:
-            _write_sheet(look.first, sheet)
-        return look.result(data)
+            _write_sheet(inspection.shown, sheet)
+        return inspection.result(data)
     if root is None:
         raise DataError(
-            f"{data} is no folder or table of images. If it is a data set (polyfed ls data), give the folder that holds its files: --root DIR."
+            f"{data} is not a folder or table of images. For a known data set (polyfed ls data), pass the folder of its files: --root DIR."
         )
     if sheet is not None:
-        raise SettingError("--sheet is for a folder or table of own images: polyfed data check ./my_images --sheet FILE.")
+        raise SettingError("--sheet works only with a folder or table of images: polyfed data check ./my_images --sheet FILE.")
     return _check_data_set(data, root)
 
 
@@ -105,7 +102,7 @@ def _check_data_set(name: str, root: str) -> CheckResult:
     record = data_sets.find(name)
     declaration = record.extra.get("declaration")
     if not isinstance(declaration, Declaration):
-        raise DataError(f"{record.name} is not read from files, so there is nothing to check.")
+        raise DataError(f"{record.name} has no files to check.")
     problems = _wrong_archives(declaration, Path(root).expanduser())
     sources: Sequence[DomainSource] = ()
     try:
@@ -113,7 +110,7 @@ def _check_data_set(name: str, root: str) -> CheckResult:
     except DataError as error:
         if not problems:
             raise
-        # A wrong archive is the reason why nothing is found in it.
+        # A wrong archive explains why nothing was found in it.
         problems.append(str(error))
     counts: dict[str, dict[str, tuple[int, ...]]] = {}
     duplicates = Duplicates()
@@ -127,7 +124,7 @@ def _check_data_set(name: str, root: str) -> CheckResult:
             problems += _wrong_counts(source, counts[source.domain], declaration)
     layouts = {source.domain: source.layout for source in sources}
     expected = dict.fromkeys(domain for layout in layouts.values() for domain in declaration.expected.get(layout, {}))
-    problems += [f"{domain}: nothing of this domain was found." for domain in expected if domain not in layouts]
+    problems += [f"{domain}: no files of this domain were found." for domain in expected if domain not in layouts]
     return CheckResult(
         name=declaration.title,
         root=root,
@@ -140,44 +137,39 @@ def _check_data_set(name: str, root: str) -> CheckResult:
 
 
 def _wrong_archives(declaration: Declaration, root: Path) -> list[str]:
-    sentences = []
+    problems = []
     for file, expected in declaration.packed_sha256.items():
         for path in dict.fromkeys((root / file, root / Path(file).name)):
             if path.is_file() and (found := sha256_of(path)) != expected:
-                sentences.append(f"{path} is not the packed file of this name: its sha256 is {found}, expected {expected}.")
-    return sentences
+                problems.append(f"{path} has the wrong checksum: its sha256 is {found}, expected {expected}.")
+    return problems
 
 
 def _wrong_counts(source: DomainSource, found: Mapping[str, tuple[int, ...]], declaration: Declaration) -> list[str]:
-    sentences = []
+    problems = []
     classes = declaration.classes
     for split, expected in declaration.expected.get(source.layout, {}).get(source.domain, {}).items():
         counts = found.get(split, (0,) * len(classes))
         where = source.domain if split == "all" else f"{source.domain}, {split}"
         if isinstance(expected, int):
             if sum(counts) != expected:
-                sentences.append(f"{where}: {sum(counts)} images, expected {expected}.")
+                problems.append(f"{where}: {sum(counts)} images, expected {expected}.")
             continue
-        sentences += [
+        problems += [
             f"{where}: {number} images of the class {label}, expected {wanted}."
             for label, number, wanted in zip(classes, counts, expected, strict=True)
             if number != wanted
         ]
-        sentences += _swapped(where, classes, counts, expected)
-    return sentences
+        problems += [
+            f"{where}: the classes {classes[one]} and {classes[other]} have each other's number of images; their folders look swapped."
+            for one, other in combinations(range(len(classes)), 2)
+            if counts[one] != expected[one] and (counts[one], counts[other]) == (expected[other], expected[one])
+        ]
+    return problems
 
 
-def _swapped(where: str, classes: Sequence[str], found: Sequence[int], expected: Sequence[int]) -> list[str]:
-    """Two classes with each other's number of images have probably changed places."""
-    return [
-        f"{where}: the classes {classes[one]} and {classes[other]} have each other's number of images; their folders look swapped."
-        for one, other in combinations(range(len(classes)), 2)
-        if found[one] != expected[one] and (found[one], found[other]) == (expected[other], expected[one])
-    ]
-
-
-class _Look:
-    """Gathers what is found in own images."""
+class _Inspection:
+    """Collects facts about user-supplied images."""
 
     def __init__(self, images: OwnImages) -> None:
         self.images = images
@@ -186,13 +178,12 @@ class _Look:
         self.sizes: dict[str, Counter[tuple[int, int]]] = {}
         self.modes: Counter[str] = Counter()
         self.duplicates = Duplicates()
-        self.first: dict[tuple[str, str], list[NDArray[np.uint8]]] = {}
+        self.shown: dict[tuple[str, str], list[NDArray[np.uint8]]] = {}
         self.masks: _Masks | None = _Masks() if images.task is SEGMENTATION else None
-        # The splits that are looked at are those of a run without options.
+        # Check the splits of a run without options.
         self.options = OwnOptions() if self.masks is None else OwnOptions(validation_share=0.0)
 
-    def at(self, domain: str) -> None:
-        """Look at all images of a domain."""
+    def add_domain(self, domain: str) -> None:
         listed = self.images.by_domain[domain]
         hashes = {position: found for position, image in enumerate(listed) if (found := self._hash(image)) is not None}
         readable = list(hashes)
@@ -205,61 +196,60 @@ class _Look:
         self.counts[domain] = counts_by_class(arrays["y"], splits, len(self.images.classes))
         self.duplicates.add(domain, splits, list(hashes.values()), [listed[position].name for position in readable])
         if not len(splits["test"]):
-            self.problems.append(f"The domain {domain} has no images for testing. Add images.")
+            self.problems.append(f"The domain {domain} has no test images. Add images.")
 
     def _hash(self, image: OwnImage) -> bytes | None:
-        """Return the hash of an image's pixels; None if it or its mask cannot be read."""
+        """Return the hash of an image's pixels, or None if the image or its mask is unreadable."""
         tree = self.images.tree
         try:
             content = tree.read(image.name)
-            picture = decoded(content, image.name)
+            pixels = decoded(content, image.name)
             mask = mask_image(tree.read(image.mask), image.mask) if image.mask else None
             self._show(image, content, mask)
         except DataError as error:
             self.problems.append(str(error))
             return None
-        with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(content)) as opened_again:
-            kind = str(opened_again.format)
-        self.modes[f"{kind} {picture.mode}" if mask is None else f"{kind} with masks {mask.mode}"] += 1
-        self.sizes.setdefault(image.domain, Counter())[picture.size] += 1
+        with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(content)) as reopened:
+            kind = str(reopened.format)
+        self.modes[f"{kind} {pixels.mode}" if mask is None else f"{kind} with masks {mask.mode}"] += 1
+        self.sizes.setdefault(image.domain, Counter())[pixels.size] += 1
         if mask is not None and self.masks is not None:
-            if picture.size != mask.size:
+            if pixels.size != mask.size:
                 self.problems.append(
-                    f"{image.mask} is {mask.width}x{mask.height} pixels, its image {image.name} {picture.width}x{picture.height}."
+                    f"{image.mask} has {mask.width}x{mask.height} pixels, but its image {image.name} has {pixels.width}x{pixels.height}."
                 )
             self.masks.add(image, mask)
-        return picture_hash(own_pixels(picture))
+        return pixel_hash(comparable_pixels(pixels))
 
     def _show(self, image: OwnImage, content: bytes, mask: Image.Image | None) -> None:
         """Keep the first images of each class, or the first images with their masks, for the contact sheet."""
-        shown = self.first.setdefault((image.domain, image.label if mask is None else "images"), [])
+        shown = self.shown.setdefault((image.domain, image.label if mask is None else "images"), [])
         if len(shown) < SHEET_IMAGES:
             shown.append(np.asarray(opened(content, image.name)))
             if mask is not None:
                 values = np.asarray(mask)
-                # Steps of 37 keep the shades of neighbouring classes apart; 255 stays white.
+                # Steps of 37 give consecutive classes distinguishable shades; 255 stays white.
                 shades = np.where(values == IGNORED, 255, values.astype(np.int64) * 37 % 251).astype(np.uint8)
-                self.first.setdefault((image.domain, "masks"), []).append(np.repeat(shades[..., None], 3, axis=2))
+                self.shown.setdefault((image.domain, "masks"), []).append(np.repeat(shades[..., None], 3, axis=2))
 
     def result(self, path: str) -> CheckResult:
-        """Return what was found."""
-        classes, notes = self.images.classes, [*self.images.notes, *self.images.lacking()]
+        classes, notes = self.images.classes, [*self.images.notes, *self.images.missing_classes()]
         by_class = {domain: by["all"] for domain, by in self.counts.items()}
         if self.masks is not None:
             classes, by_class, found = self.masks.result(self.images.outputs, list(self.counts))
             self.problems += found
-            unseen = [name for place, name in enumerate(classes) if not any(by[place] for by in by_class.values())]
-            notes += [f"No mask shows the class {', '.join(unseen)}."] if unseen else []
+            unused = [name for place, name in enumerate(classes) if not any(by[place] for by in by_class.values())]
+            notes += [f"No mask contains the class {', '.join(unused)}."] if unused else []
             more = len(self.problems) - MASK_PROBLEMS_NAMED
             if more > 0:
-                self.problems[MASK_PROBLEMS_NAMED:] = [f"And {more} more such problems."]
+                self.problems[MASK_PROBLEMS_NAMED:] = [f"And {more} more problems of this kind."]
         return CheckResult(
             name=self.images.name,
             root=path,
             classes=classes,
             counts=self.counts,
             by_class=by_class,
-            sizes={domain: _size_words(sizes) for domain, sizes in self.sizes.items()},
+            sizes={domain: _size_range(sizes) for domain, sizes in self.sizes.items()},
             modes=dict(self.modes.most_common()),
             notes=(*notes, *self.duplicates.across_domains()),
             problems=(*self.problems, *self.duplicates.leaks()),
@@ -267,7 +257,7 @@ class _Look:
 
 
 class _Masks:
-    """The values of the masks: which files have each, and in how many masks of each domain it is."""
+    """Mask values, with the files that contain them and the number of masks per domain."""
 
     def __init__(self) -> None:
         self.files_with: dict[int, list[str]] = {}
@@ -275,7 +265,6 @@ class _Masks:
         self.all_ignored: list[str] = []
 
     def add(self, image: OwnImage, mask: Image.Image) -> None:
-        """Add a mask."""
         found = np.unique(np.asarray(mask)).tolist()
         if found == [IGNORED]:
             self.all_ignored.append(image.mask)
@@ -286,19 +275,19 @@ class _Masks:
     def result(
         self, names: tuple[str, ...], domains: Sequence[str]
     ) -> tuple[tuple[str, ...], dict[str, tuple[int, ...]], list[str]]:
-        """Return the classes, the masks of each domain that show each, and what is wrong: values beyond the list of classes."""
+        """Return the classes, the number of masks per domain that contain each class, and the problems found."""
         values, problems = set(self.files_with), []
-        one_thing = values == {0, IGNORED}
-        class_of = {0: 0, IGNORED: 1} if one_thing else {value: value for value in sorted(values - {IGNORED})}
-        if not one_thing:
-            problems += [f"{name} gives no pixel a class: all are {IGNORED}, which is left out." for name in self.all_ignored]
+        binary = values == {0, IGNORED}
+        class_of = {0: 0, IGNORED: 1} if binary else {value: value for value in sorted(values - {IGNORED})}
+        if not binary:
+            problems += [f"{name} has no pixel with a class: all have the ignored value {IGNORED}." for name in self.all_ignored]
         names = names or tuple(str(label) for label in range(max(class_of.values(), default=0) + 1))
         for value, label in class_of.items():
             if label >= len(names):
                 files = self.files_with[value]
                 problems.append(
-                    f"{len(files)} mask{'s' * (len(files) != 1)} hold{'s' * (len(files) == 1)} the value {value}, and classes.txt names the "
-                    f"{len(names)} classes 0 to {len(names) - 1}: {', '.join(files[:3])}{' ...' if len(files) > 3 else ''}."
+                    f"The mask value {value} has no class in classes.txt, which lists the classes 0 to {len(names) - 1}. "
+                    f"{len(files)} file{'s' * (len(files) != 1)}: {', '.join(files[:3])}{' ...' if len(files) > 3 else ''}."
                 )
         value_of = {label: value for value, label in class_of.items()}
         by_class = {
@@ -308,15 +297,14 @@ class _Masks:
         return names, by_class, problems
 
 
-def _size_words(sizes: Counter[tuple[int, int]]) -> str:
-    """Return the smallest and the largest width and height, and how many sizes there are."""
+def _size_range(sizes: Counter[tuple[int, int]]) -> str:
     widths, heights = zip(*sizes, strict=True)
     smallest, largest = f"{min(widths)}x{min(heights)}", f"{max(widths)}x{max(heights)}"
     return smallest if len(sizes) == 1 else f"{smallest} to {largest}, {len(sizes)} sizes"
 
 
 def _write_sheet(rows: Mapping[tuple[str, str], list[NDArray[np.uint8]]], file: Path) -> None:
-    """Write a contact sheet: the first images of every class of every domain on one picture, to see whether labels fit."""
+    """Write a contact sheet with the first images of every class of every domain, to see whether the labels fit."""
     shown = list(rows.items())[:SHEET_ROWS]
     step = THUMBNAIL + MARGIN
     sheet = Image.new("RGB", (NAMES_WIDTH + SHEET_IMAGES * step, max(len(shown), 1) * step), "white")
@@ -329,6 +317,4 @@ def _write_sheet(rows: Mapping[tuple[str, str], list[NDArray[np.uint8]]], file: 
     try:
         sheet.save(file)
     except (OSError, ValueError) as error:
-        raise DataError(
-            f"The contact sheet cannot be written to {file}: {error}. Name a .png file in a folder that exists."
-        ) from error
+        raise DataError(f"Cannot write the contact sheet to {file}: {error}. Pass a .png file in an existing folder.") from error

@@ -1,7 +1,7 @@
-"""The one way to declare a data set that is read from files.
+"""Declarations of data sets that are read from files.
 
-A file of ``polyfed/data/sets`` says what is known of its data set, where its files may lie and how they are read, as one
-``Declaration``; ``registered`` makes the function from it that users call: ``pacs(root="~/data", size=32)``.
+Each file of ``polyfed/data/sets`` declares a data set as a ``Declaration``: its facts, and how its files are found and read.
+``registered`` makes the function that users call from it, such as ``pacs(root="~/data", size=32)``.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from polyfed.tasks.task import Task
 SplitCounts: TypeAlias = Mapping[str, "int | tuple[int, ...]"]
 """Expected examples by split: a total, or one number per class. The split ``all`` counts every example once."""
 
-OF_PREPARATION = ("augment", "normalise", "crop", "flip")
-"""Options that decide how batches are prepared."""
+PREPARATION_OPTIONS = ("augment", "normalise", "crop", "flip")
 PER_DOMAIN = "per_domain"
 
 
@@ -38,13 +37,11 @@ PER_DOMAIN = "per_domain"
 class DataOption:
     """An option of a data set.
 
-    Args:
-        name: What users write.
-        default: Its default; its type is the type that values must have.
-        text: What it means, for the documentation.
-        choices: The allowed values, if they are few.
-        check: Raises an ``OptionError`` for an invalid value; gets the data set's name and the value.
-        note: What a value adds to the source that tables state; empty for nothing.
+    Attributes:
+        default: Default value. Its type is the required type.
+        text: Documentation.
+        check: Raises an ``OptionError`` for an invalid value. Receives the name of the data set and the value.
+        note: Returns what a value adds to the source line of tables, or an empty text.
     """
 
     name: str
@@ -57,78 +54,65 @@ class DataOption:
     def require(self, owner: str, value: Any) -> None:
         """Reject an invalid value."""
         if self.choices and value not in self.choices:
-            raise OptionError(f"{owner}: {self.name} is {value!r}; it must be {' or '.join(map(repr, self.choices))}.")
+            raise OptionError(f"{owner}: {self.name} must be {' or '.join(map(repr, self.choices))}, got {value!r}.")
         self.check(owner, value)
 
 
-def _side_option(name: str, default: int, text: str, note: Callable[[Any], str]) -> DataOption:
-    def check(owner: str, side: int) -> None:
-        if side < 1:
-            raise OptionError(f"{owner}: {name} is {side}; it must be at least 1.")
+def _whole_option(name: str, default: int, text: str, minimum: int, note: Callable[[Any], str] = lambda value: "") -> DataOption:
+    def check(owner: str, value: int) -> None:
+        if value < minimum:
+            raise OptionError(f"{owner}: {name} must be at least {minimum}, got {value}.")
 
     return DataOption(name, default, text, check=check, note=note)
 
 
 def size_option(default: int, text: str) -> DataOption:
-    """``size``: the side of the images."""
-    return _side_option("size", default, text, lambda size: f"{size}x{size} pixels")
+    return _whole_option("size", default, text, 1, lambda size: f"{size}x{size} pixels")
 
 
 def height_option(default: int, text: str) -> DataOption:
-    """``height``: the height of the images."""
-    return _side_option("height", default, text, lambda height: f"{height} pixels high")
+    return _whole_option("height", default, text, 1, lambda height: f"{height} pixels high")
 
 
 def share_option(name: str, default: float, text: str) -> DataOption:
-    """A share of the examples."""
     return DataOption(name, default, text, check=lambda owner, share: check_share(owner, name, share))
 
 
 def validation_option(text: str) -> DataOption:
-    """``validation``: a share of the training examples, none by default."""
+    """Return ``validation``, a fraction of the training examples."""
     return share_option("validation", 0.0, text)
 
 
 def augment_option(default: str, text: str = "Augmentation of training batches.") -> DataOption:
-    """``augment``: an augmentation by name."""
     return DataOption("augment", default, text)
 
 
 def normalise_option(default: str, text: str = "Normalisation.") -> DataOption:
-    """``normalise``: a normalisation by name."""
     return DataOption("normalise", default, text)
 
 
 def crop_options(crop: int) -> tuple[DataOption, DataOption]:
-    """``crop`` and ``flip``: random crops and flips of training batches, of image and mask together."""
-
-    def check(owner: str, side: int) -> None:
-        if side < 0:
-            raise OptionError(f"{owner}: crop is {side}; it must be 0 (none) or larger.")
-
+    """Return ``crop`` and ``flip``, which move training images together with their masks."""
     return (
-        DataOption("crop", crop, "Side of the random crops in training; 0: whole images.", check=check),
-        DataOption("flip", True, "Mirror training images and their masks with a chance of one half."),
+        _whole_option("crop", crop, "Side of the random crops in training; 0: whole images.", 0),
+        DataOption("flip", True, "Mirror training images and their masks with probability 0.5."),
     )
 
 
-def check_per_domain(owner: str, per_domain: int) -> None:
-    """Reject a negative number of training images."""
-    if per_domain < 0:
-        raise OptionError(f"{owner}: per_domain is {per_domain}; it must be 0 (all) or larger.")
+def per_domain_option(
+    default: int, text: str, note: Callable[[Any], str] = lambda kept: f"at most {kept} training images per domain" if kept else ""
+) -> DataOption:
+    """Return ``per_domain``, the number of training images per domain; 0 means all."""
+    return _whole_option(PER_DOMAIN, default, text, 0, note)
 
 
-_PER_DOMAIN_OPTION = DataOption(
-    PER_DOMAIN,
-    0,
-    "Training images kept of each domain, drawn with seed 0; 0 means all. Validation and test images stay.",
-    check=check_per_domain,
-    note=lambda kept: f"at most {kept} training images per domain" if kept else "",
+_PER_DOMAIN_OPTION = per_domain_option(
+    0, "Training images kept per domain, drawn with seed 0; 0 means all. Validation and test images are not affected."
 )
 
 
 def _fewer(domain: Domain, kept: int) -> Domain:
-    """Return a domain with at most so many of its training images; fewer are some of more."""
+    """Keep a random subset of the training images. Smaller subsets are contained in larger ones."""
     count = len(domain.train)
     if not 0 < kept < count:
         return domain
@@ -139,32 +123,24 @@ def _fewer(domain: Domain, kept: int) -> Domain:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What is known of a data set, and how its files are found.
+    """Facts about a data set, and how its files are found.
 
-    Args:
-        name: The name under which it is registered.
-        about: Its documentation without the options: a sentence, perhaps a blank line and more.
-        title: Its name in tables.
-        domains: The domains, in order.
-        classes: The classes, in the order of their labels.
-        splits: Where train, validation and test come from.
-        terms: The terms of use as the sources state them.
-        citation: Whom to cite.
-        layouts: The layouts it can be read from.
-        expected: The numbers of examples by layout and domain.
-        default_model: The model that runs take if none is named.
-        find: ``find(root, **options)`` gives the domains under a folder, or nothing if there are none. It gets all options
-            but ``augment`` and ``normalise``, and ``per_domain`` only if it declares that itself.
-        packed_sha256: The sha256 of each packed file.
-        options: What users can choose besides the folder, in the order of the signature.
-        normalisation: The normalisation, where ``normalise`` is no option.
-        side: The side of the images, where ``size`` is no option.
-        task: What is learnt.
-        trains_with: Learning rate, optimizer and batch size that runs use if none are given, as the paper has them.
-        files: The files that can be downloaded.
-        page: Where the files, or those that cannot be downloaded here, are had by hand, and what to do there.
-        class_names: The classes as the files under a folder name them, where the declared ones are only numbers.
-        check_with: Arguments of ``find`` for ``polyfed data check`` in the place of the defaults: all data, split as published.
+    Attributes:
+        about: Documentation without the options: a one-line summary and optional details.
+        classes: Class names, in label order.
+        splits: Origin of the train, validation and test splits.
+        expected: Number of examples by layout and domain.
+        find: ``find(root, **options)`` returns the domains below a folder, or an empty sequence. It receives all options except
+            ``augment`` and ``normalise``, and ``per_domain`` only if the declaration lists it.
+        packed_sha256: sha256 of each packed file.
+        options: Options besides the folder, in the order of the signature.
+        normalisation: Normalisation, if there is no option ``normalise``.
+        side: Side of the images, if there is no option ``size``.
+        trains_with: Default learning rate, optimizer and batch size of runs, as in the paper.
+        files: Files that can be downloaded.
+        page: Where to download the files manually, or those that are not in ``files``, with instructions.
+        class_names: Returns the class names found in a folder, if ``classes`` contains only numbers.
+        check_with: Arguments of ``find`` for ``polyfed data check`` that select all data, split as published.
     """
 
     name: str
@@ -191,25 +167,20 @@ class Declaration:
     trains_with: TrainsWith | None = None
 
     @property
-    def cuts(self) -> bool:
-        """Return True if ``per_domain`` is applied here, not by ``find``."""
-        return all(option.name != PER_DOMAIN for option in self.options)
-
-    @property
     def all_options(self) -> tuple[DataOption, ...]:
         """The declared options and ``per_domain``."""
-        return (*self.options, _PER_DOMAIN_OPTION) if self.cuts else self.options
+        if any(option.name == PER_DOMAIN for option in self.options):
+            return self.options
+        return (*self.options, _PER_DOMAIN_OPTION)
 
-    def build(self, root: str, **chosen: Any) -> DataSet:
-        """The data set in a folder, with a value for every option. Options are checked before files are looked for."""
-        kept = chosen.pop(PER_DOMAIN, 0) if self.cuts else 0
-        check_per_domain(self.name, kept)
-        for option in self.options:
-            option.require(self.name, chosen[option.name])
-        prepared = preparation(chosen.get("normalise", self.normalisation), chosen.get("augment", "none"))
-        sources = self.sources(root, **{name: value for name, value in chosen.items() if name not in OF_PREPARATION})
+    def build(self, root: str, **values: Any) -> DataSet:
+        """Return the data set in a folder, given a value for every option."""
+        kept = 0 if self.all_options is self.options else values.setdefault(PER_DOMAIN, 0)
+        prepared = preparation(values.get("normalise", self.normalisation), values.get("augment", "none"))
+        declared = {option.name for option in self.options if option.name not in PREPARATION_OPTIONS}
+        sources = self.sources(root, **{name: value for name, value in values.items() if name in declared})
         domains = tuple(_fewer(source.load(), kept) for source in sources)
-        pairs = pair_augmentation(chosen.get("crop", 0), chosen.get("flip", False))
+        pairs = pair_augmentation(values.get("crop", 0), values.get("flip", False))
         prepared = replace(prepared, augment_pairs=pairs, middle_square=any(source.middle_square for source in sources))
         return DataSet(
             name=self.title,
@@ -219,13 +190,11 @@ class Declaration:
             default_model=self.default_model,
             task=self.task,
             trains_with=self.trains_with,
-            source=source_text(
-                sources, domains, *(option.note({PER_DOMAIN: kept, **chosen}[option.name]) for option in self.all_options)
-            ),
+            source=source_text(sources, domains, *(option.note(values[option.name]) for option in self.all_options)),
         )
 
     def sources(self, root: str, **options: Any) -> Sequence[DomainSource]:
-        """The domains under a folder, not loaded yet; it is an error if there are none."""
+        """Return the domains below a folder, not loaded yet. Raise an error if there are none."""
         folder = Path(root).expanduser()
         found = self.find(folder, **options)
         if not found:
@@ -233,28 +202,27 @@ class Declaration:
         return found
 
     def sources_to_check(self, root: str) -> Sequence[DomainSource]:
-        """All data under a folder, split as published."""
-        defaults = {option.name: option.default for option in self.options if option.name not in OF_PREPARATION}
+        """Return all data below a folder, split as published."""
+        defaults = {option.name: option.default for option in self.options if option.name not in PREPARATION_OPTIONS}
         return self.sources(root, **{**defaults, **self.check_with})
 
-    def not_found(self, root: Path, lacking: str = "") -> DataError:
-        """The error that says which layouts there are and what was found instead."""
+    def not_found(self, root: Path, missing: str = "") -> DataError:
+        """Return an error that lists the supported layouts and the content of the folder."""
         layouts = "; ".join(f"({number}) {layout}" for number, layout in enumerate(self.layouts, 1))
-        wanted = lacking or self.title
-        return DataError(f"{wanted} was not found in {root}: {contents(root)}. {self.title} is read from: {layouts}.")
+        return DataError(
+            f"{missing or self.title} was not found in {root}: {contents(root)}. {self.title} is read from: {layouts}."
+        )
 
 
 def registered(declaration: Declaration) -> Callable[..., DataSet]:
-    """Register a data set.
-
-    Args:
-        declaration: What is known of it.
-
-    Returns:
-        The function that builds it; assign it to the data set's name in the file that declares it.
-    """
+    """Register a data set, and return the function that builds it."""
     build = described_function(
-        declaration.name, declaration.about, "Folder of the files.", declaration.all_options, declaration.build, declaration.find
+        declaration.name,
+        declaration.about,
+        "Folder that contains the files.",
+        declaration.all_options,
+        declaration.build,
+        declaration.find,
     )
     data_sets.add(build, declaration=declaration)
     return build
@@ -268,15 +236,15 @@ def described_function(
     build: Callable[..., DataSet],
     find: Callable[..., Any],
 ) -> Callable[..., DataSet]:
-    """Return the function that users call: it has the parameter ``root`` and these options, with their documentation.
+    """Return a function with the parameter ``root`` and the given options, including their documentation and checks.
 
     Args:
-        name: Its name.
-        about: Its documentation without the parameters.
-        root: What ``root`` means.
+        name: Name of the function.
+        about: Documentation without the parameters.
+        root: Documentation of ``root``.
         options: The other parameters.
-        build: Gets a value for every parameter.
-        find: A function of the module that the result belongs to.
+        build: Receives a value for every parameter.
+        find: Function from the module that the result is attributed to.
     """
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(each.name, kind, default=each.default, annotation=type(each.default)) for each in options]
@@ -285,6 +253,8 @@ def described_function(
     def call(*positional: Any, **named: Any) -> DataSet:
         bound = signature.bind(*positional, **named)
         bound.apply_defaults()
+        for option in options:
+            option.require(name, bound.arguments[option.name])
         return build(**bound.arguments)
 
     call.__name__ = call.__qualname__ = name

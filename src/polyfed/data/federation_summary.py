@@ -1,7 +1,7 @@
-"""A federation without its data: names, numbers and shapes.
+"""Summarise a federation without its data: names, counts and shapes.
 
-A run recognises its data by a summary (the table ``[data]`` of ``run.toml``) and rebuilds its model from one where no image is (the table
-``[outline]``). The server of a deployment makes its federation from what nodes report.
+A run recognises its data by a summary (the table ``[data]`` of ``run.toml``), and rebuilds its model from a summary if the images are not
+available (the table ``[outline]``). The server of a deployment builds its federation from the summaries that nodes report.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.core.data_types import ClientData, Federation, Preparation
-from polyfed.data.store.examples import BlankExamples
+from polyfed.core.data_types import ArrayExamples, ClientData, Federation, Preparation
+from polyfed.data.store.examples import blank_examples
 from polyfed.errors import DataError
 from polyfed.tasks.known import CLASSIFICATION, task_named
 from polyfed.tasks.task import Task
 
 LISTED_CLIENTS = 100
-"""Up to this number of clients, the samples of each are recorded; of more only their digest."""
+"""With more clients than this, only a digest of the sample counts is recorded."""
 NAMED_DIFFERENCES = 3
 COUNTED = {"clients": "clients", "training_samples": "training samples", "classes": "classes"}
 MAX_SAMPLES = 10**9
@@ -33,13 +33,12 @@ INPUT_TYPES = {
 
 
 def input_type(x: Tensor) -> str:
-    """Return the name of the type of raw inputs."""
     return str(x.dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
 class ClientSummary:
-    """A client without its data: how many examples it has for what."""
+    """A client without its data: its numbers of examples."""
 
     id: str
     domains: tuple[str, ...]
@@ -51,20 +50,7 @@ class ClientSummary:
 
 @dataclass(frozen=True)
 class FederationSummary:
-    """A federation without its data.
-
-    Args:
-        name: The name of the data.
-        task: What is learned.
-        classes: The names of the classes.
-        clients: The clients.
-        input_shape: The shape of one raw input.
-        input_type: The type of raw inputs, by its name.
-        preparation: How inputs are normalised.
-        default_model: The model that runs use if none is named.
-        source: Which files and splits were used.
-        test_sizes: Numbers of test examples by view and domain.
-    """
+    """A federation without its data. ``test_sizes`` has the number of test examples by view and domain."""
 
     name: str
     task: Task
@@ -79,7 +65,6 @@ class FederationSummary:
 
     @classmethod
     def of(cls, federation: Federation) -> FederationSummary:
-        """Summarise a federation."""
         raw, _ = federation.clients[0].train.batch(slice(0, 1))
         return cls(
             name=federation.name,
@@ -105,15 +90,14 @@ class FederationSummary:
 
     @property
     def inputs(self) -> RecordedInputs:
-        """The shape and the normalisation of inputs."""
         mean, std = (tuple(map(float, values)) for values in (self.preparation.mean, self.preparation.std))
         return RecordedInputs(self.input_shape, mean, std)
 
     def identity(self) -> dict[str, Any]:
-        """Return the facts by which data is recognised, as plain values."""
+        """Return the facts that identify the data, as plain values."""
         samples = {client.id: client.samples for client in sorted(self.clients, key=lambda client: client.id)}
         sizes = {client.id: [client.samples, client.validation, client.tests] for client in self.clients}
-        named = json.dumps([self.classes, sizes, self.test_sizes["unseen"]], sort_keys=True)
+        described = json.dumps([self.classes, sizes, self.test_sizes["unseen"]], sort_keys=True)
         return {
             "name": self.name,
             "source": self.source,
@@ -122,13 +106,13 @@ class FederationSummary:
             "training_samples": sum(samples.values()),
             "unseen": sorted(self.test_sizes["unseen"]),
             "test_sizes": self.test_sizes,
-            "digest": hashlib.sha256(named.encode()).hexdigest(),
+            "digest": hashlib.sha256(described.encode()).hexdigest(),
             **self.inputs.as_plain(),
             **({"samples": samples} if len(samples) <= LISTED_CLIENTS else {}),
         }
 
     def outline(self) -> dict[str, Any]:
-        """Return what ``from_outline`` needs, as plain values; empty if inputs are prepared in a way that has no plain values."""
+        """Return the plain values that ``from_outline`` needs. Empty if the preparation cannot be expressed as plain values."""
         prepared = self.preparation
         if type(prepared) is not Preparation or self.input_type not in INPUT_TYPES:
             return {}
@@ -148,10 +132,10 @@ class FederationSummary:
 
     @classmethod
     def from_outline(cls, outline: Mapping[str, Any], name: str) -> FederationSummary:
-        """Read an outline; anything may be raised for a damaged one. It does not say what clients are tested on."""
+        """Read an outline, which has no test sizes. A damaged outline may raise any exception."""
         samples = outline["samples"]
         if sum(samples) > MAX_SAMPLES:
-            raise ValueError(f"{sum(samples):,} samples, expected at most {MAX_SAMPLES:,}")
+            raise ValueError(f"{sum(samples):,} samples; at most {MAX_SAMPLES:,} are allowed")
         return cls(
             name=name,
             task=task_named(outline.get("task", CLASSIFICATION.name)),
@@ -171,11 +155,11 @@ class FederationSummary:
         )
 
     def federation(self) -> Federation:
-        """Return the federation with blank inputs instead of its data."""
+        """Return a federation with blank inputs instead of data."""
 
-        def blank(count: int, class_counts: Sequence[int] = ()) -> BlankExamples:
+        def blank(count: int, class_counts: Sequence[int] = ()) -> ArrayExamples:
             targets = self.task.blank_targets(count, class_counts, len(self.classes), self.input_shape)
-            return BlankExamples(targets, self.input_shape, INPUT_TYPES[self.input_type])
+            return blank_examples(targets, self.input_shape, INPUT_TYPES[self.input_type])
 
         return Federation(
             name=self.name,
@@ -199,10 +183,9 @@ class FederationSummary:
 
 @dataclass(frozen=True)
 class RecordedInputs:
-    """The shape of one raw input, and the mean and spread by which channels are normalised.
+    """Shape of one raw input, and the mean and standard deviation that normalise its channels.
 
-    A run that is opened again takes them from its record: a later polyfed, or a later library, may read and normalise images in
-    another way, and what was trained stays what it was.
+    A reopened run uses the recorded values, because a later version of polyfed or of a library may read or normalise images differently.
     """
 
     shape: tuple[int, ...]
@@ -211,54 +194,52 @@ class RecordedInputs:
 
     @classmethod
     def of(cls, federation: Federation) -> RecordedInputs:
-        """Return the inputs of a federation."""
         return FederationSummary.of(federation).inputs
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> RecordedInputs | None:
-        """Return what a table says of inputs; None if it says nothing of them."""
+        """Read the inputs from a table. Return None if it does not describe them."""
         if not {"input_shape", "mean", "std"} <= values.keys():
             return None
         shape, mean, std = (values[name] for name in ("input_shape", "mean", "std"))
         return cls(tuple(map(int, shape)), tuple(map(float, mean)), tuple(map(float, std)))
 
     def as_plain(self) -> dict[str, Any]:
-        """Return the inputs as plain values, by the names under which they are written down."""
         return {"input_shape": list(self.shape), "mean": list(self.mean), "std": list(self.std)}
 
     def put_into(self, federation: Federation) -> Federation:
-        """Return the federation with inputs normalised as they were; inputs of another shape are rejected."""
+        """Return the federation with the recorded normalisation. Reject inputs of a different shape."""
         found = RecordedInputs.of(federation).shape
         if found != self.shape:
             raise DataError(
-                f"The run was trained on inputs of {_shape_words(self.shape)}, and {federation.name} now has inputs of {_shape_words(found)}. "
-                "Give the run its own data again, or score it on other data, which are resized (polyfed evaluate RUN DATA)."
+                f"The run was trained on inputs of {_shape_text(self.shape)}, but {federation.name} now has inputs of {_shape_text(found)}. "
+                "Restore the original data, or pass other data, which is resized automatically (polyfed evaluate RUN DATA)."
             )
         return dataclasses.replace(
             federation, preparation=dataclasses.replace(federation.preparation, mean=self.mean, std=self.std)
         )
 
 
-def _shape_words(shape: Sequence[int]) -> str:
+def _shape_text(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """In what the data of now differ from those a run was started with, in words; a new name alone is no difference."""
+    """Describe how the data differs from the data a run was started with. A different name alone is not a difference."""
     changed = {key for key in then if key != "name" and then[key] != now.get(key)}
     found = _between_clients(then["samples"], now.get("samples", {})) if "samples" in changed and "samples" in now else []
-    found = found or [f"{now[key]} {words} instead of {then[key]}" for key, words in COUNTED.items() if key in changed]
+    found = found or [f"{now[key]} {label} instead of {then[key]}" for key, label in COUNTED.items() if key in changed]
     if "unseen" in changed:
-        found.append(f"unseen are {', '.join(now['unseen']) or 'none'} instead of {', '.join(then['unseen']) or 'none'}")
+        found.append(f"unseen domains are {', '.join(now['unseen']) or 'none'} instead of {', '.join(then['unseen']) or 'none'}")
     if "input_shape" in changed:
-        found.append(f"inputs are {_shape_words(now['input_shape'])} instead of {_shape_words(then['input_shape'])}")
+        found.append(f"inputs are {_shape_text(now['input_shape'])} instead of {_shape_text(then['input_shape'])}")
     for key in ("mean", "std"):
         if key in changed:
-            found.append(f"channels are normalised by the {key} {now[key]} instead of {then[key]}")
+            found.append(f"channels are normalised with the {key} {now[key]} instead of {then[key]}")
     if not found and "source" in changed:
-        found.append(f"they are {now['source']!r} instead of {then['source']!r}")
+        found.append(f"the source is {now['source']!r} instead of {then['source']!r}")
     if not found and "digest" in changed:
-        found.append("the names of classes, or the sizes of validation or test parts, are others")
+        found.append("the class names, or the sizes of validation or test splits, have changed")
     return found
 
 

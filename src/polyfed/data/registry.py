@@ -1,4 +1,4 @@
-"""The registries of data sets and partitions."""
+"""Registries of data sets and partitions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from polyfed.core.data_types import DataSet
 from polyfed.registry import Registry
 
 data_sets: Registry[DataSet] = Registry("data set", "polyfed.data.sets", hyphens=True)
-"""Functions that return a DataSet; each file of ``polyfed/data/sets`` holds one."""
+"""Functions that return a DataSet, one per file of ``polyfed/data/sets``."""
 
 partitions: Registry[Any] = Registry("partition", "polyfed.data.partitions.partition")
-"""Functions that split a DataSet among clients: ``(dataset, seed, **options) -> tuple[ClientData, ...]``."""
+"""Functions that split a DataSet across clients: ``(dataset, seed, **options) -> tuple[ClientData, ...]``."""

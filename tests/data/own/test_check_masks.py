@@ -38,7 +38,7 @@ def test_a_sound_folder(polyfed: Command, scans: Path, tmp_path: Path) -> None:
     with Image.open(tmp_path / "s.png") as picture:
         assert picture.height == 4 * 68, "a line of images and one of masks for each domain"
     shown = polyfed("data", "check", scans).out
-    assert "12 images, 2 domains, 3 classes, nothing wrong" in shown and "JPEG with masks L 12" in shown and "river" in shown
+    assert "12 images, 2 domains, 3 classes, no problems" in shown and "JPEG with masks L 12" in shown and "river" in shown
 
 
 @pytest.mark.parametrize("gone", ["masks/2.png", "images/2.jpg"])
@@ -47,14 +47,14 @@ def test_a_missing_half_is_named(polyfed: Command, scans: Path, gone: str) -> No
     kind = gone.split("/")[0]
     found = polyfed("data", "check", scans)
     left = "south/images/2.jpg" if kind == "masks" else "south/masks/2.png"
-    assert found.code == 2 and f"{left} has nothing of its name in {kind}/" in " ".join(found.out.split())
+    assert found.code == 2 and f"{left} has no counterpart in {kind}/" in " ".join(found.out.split())
 
 
 def test_a_mask_of_another_size_is_named(polyfed: Command, scans: Path) -> None:
     add_pair(scans / "north", "3", mask_size=(16, 12))
     found = polyfed("data", "check", scans)
     assert found.code == 2
-    assert "north/masks/3.png is 12x16 pixels, its image north/images/3.jpg 16x12" in " ".join(found.out.split())
+    assert "north/masks/3.png has 12x16 pixels, but its image north/images/3.jpg has 16x12" in " ".join(found.out.split())
 
 
 def test_deep_images_that_differ_by_an_offset_are_not_the_same_picture(polyfed: Command, scans: Path) -> None:
@@ -71,13 +71,18 @@ def test_a_class_beyond_the_list_is_named(polyfed: Command, scans: Path) -> None
     add_pair(scans / "north", "3", (0, 7))
     found = polyfed("data", "check", scans)
     said = " ".join(found.out.split())
-    assert found.code == 2 and "1 mask holds the value 7, and classes.txt names the 3 classes 0 to 2: north/masks/3.png" in said
+    assert (
+        found.code == 2
+        and "The mask value 7 has no class in classes.txt, which lists the classes 0 to 2. 1 file: north/masks/3.png" in said
+    )
 
 
 def test_a_mask_without_any_class_is_named(polyfed: Command, scans: Path) -> None:
     add_pair(scans / "north", "3", (255,))
     found = polyfed("data", "check", scans)
-    assert found.code == 2 and "north/masks/3.png gives no pixel a class: all are 255" in " ".join(found.out.split())
+    assert found.code == 2 and "north/masks/3.png has no pixel with a class: all have the ignored value 255" in " ".join(
+        found.out.split()
+    )
 
 
 def test_damage_colour_masks_and_leaks_are_named(polyfed: Command, scans: Path) -> None:
@@ -88,7 +93,7 @@ def test_damage_colour_masks_and_leaks_are_named(polyfed: Command, scans: Path) 
         add_pair(scans / "south", str(number))
         (scans / "south" / "images" / f"{number}.jpg").write_bytes((scans / "south" / "images" / "0.jpg").read_bytes())
     said = " ".join(polyfed("data", "check", scans).out.split())
-    assert "north/masks/1.png is a mask of the kind RGB" in said and "south/images/1.jpg cannot be read" in said
+    assert "north/masks/1.png is a mask with the colour mode RGB" in said and "south/images/1.jpg cannot be read" in said
     assert "in more than one of train, validation and test" in said
 
 
@@ -103,4 +108,4 @@ def test_many_problems_are_not_all_listed(polyfed: Command, tmp_path: Path) -> N
     for number in range(30):
         add_pair(tmp_path / "one", str(number), (255,) if number < 15 else (0, 1))
     problems = polyfed("data", "check", tmp_path / "one", "--json").json["problems"]
-    assert len(problems) == 11 and problems[-1] == "And 5 more such problems."
+    assert len(problems) == 11 and problems[-1] == "And 5 more problems of this kind."

@@ -1,4 +1,4 @@
-"""The user's own images as a table lists them, with groups that no split tears apart."""
+"""Images that a table lists, with groups that are never split."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENTS = 12
 
 
 def rows(tmp_path: Path) -> list[dict[str, str]]:
-    """Two hospitals, twelve patients each with three images; the image's colour tells the patient."""
+    """Two hospitals, twelve patients each with three images; the colour of an image is its patient."""
     made = []
     for place, domain in enumerate(("north", "south")):
         for patient in range(PATIENTS):
@@ -52,7 +52,7 @@ def patients(examples) -> set[int]:
     return set(examples.batch(slice(None))[0][:, 0, 0, 0].tolist())
 
 
-def test_no_split_tears_a_patient_apart(tmp_path):
+def test_patients_are_never_split(tmp_path):
     data = own_data(table(tmp_path / "scans.csv", rows(tmp_path)), size=8)
     assert (data.name, data.classes) == ("scans", ("ill", "well"))
     for domain in data.domains:
@@ -89,7 +89,7 @@ def test_parquet(tmp_path):
     )
 
 
-def test_tables_that_cannot_be_used_say_why(tmp_path):
+def test_invalid_tables_are_rejected_with_the_reason(tmp_path):
     lines = rows(tmp_path)
 
     def refused(lines, *words, columns="path domain label group split"):
@@ -101,13 +101,13 @@ def test_tables_that_cannot_be_used_say_why(tmp_path):
     refused([], "lists no images")
     refused([{**lines[0], "label": ""}, *lines[1:]], "line 2", "the label is missing")
     refused([{**lines[0], "split": "tset"}, *lines[1:]], "line 2", "'tset'", "train, validation or test")
-    refused([{**lines[0], "split": "train"}, *lines[1:]], "some images only")
+    refused([{**lines[0], "split": "train"}, *lines[1:]], "only some images")
     refused([*lines, lines[3]], "more than once", lines[3]["path"])
     refused([{**lines[0], "path": "files/none.png"}, *lines[1:]], "1 files that are not in", "files/none.png", 'images="FOLDER"')
     elsewhere = [{**row, "path": f"/nowhere/{row['path']}"} for row in lines]
     refused(elsewhere, "72 files that do not exist: /nowhere/files/north-0-0.png")
     torn = [{**row, "split": "test" if number % 3 == 0 else "train"} for number, row in enumerate(lines)]
-    refused(torn, "tears 24 groups apart", "0 of north in test and train")
+    refused(torn, "splits 24 groups across", "0 of north in test and train")
     with pytest.raises(DataError, match=r"bad\.csv is not UTF-8 text \(invalid continuation byte at byte 21\)\. Save it as UTF-8"):
         (tmp_path / "bad.csv").write_bytes("path,domain,label\ncafé.png,a,b\n".encode("latin-1"))
         manifest(str(tmp_path / "bad.csv"))
@@ -127,11 +127,11 @@ def test_groups_of_numpy_are_those_of_the_rule(tmp_path):
     assert labels[part].tolist() == [0, 0, 1, 1]
     assert not len(grouped(labels, groups, 0.0, seed=0)[1])
     one_each = grouped(np.array([0, 0, 1, 1]), np.array([0, 0, 1, 1]), 0.5, seed=0)
-    assert not len(one_each[1]), "a class with one group stays whole, where it can be learnt"
+    assert not len(one_each[1]), "a class with one group stays whole, where it can be learned"
 
 
 def relabelled(tmp_path: Path, labels: list[str], name: str = "scans.csv") -> str:
-    """The table with these labels in turn."""
+    """Return the table with these labels, repeated."""
     lines = [{**line, "label": labels[number % len(labels)]} for number, line in enumerate(rows(tmp_path))]
     return table(tmp_path / name, lines)
 
@@ -158,7 +158,7 @@ def test_numbers_to_predict(tmp_path):
     assert set(manifest(path, size=8, task="classification").classes) == {"-3e1", "1", "2.5"}
 
 
-def test_labels_that_a_task_does_not_take_are_named(tmp_path):
+def test_labels_that_do_not_fit_the_task_are_named(tmp_path):
     with pytest.raises(DataError, match=r"line 3: the label 'tall' is not a number. Regression requires numbers"):
         manifest(relabelled(tmp_path, ["1.5", "tall"]), task="regression")
     with pytest.raises(DataError, match=r"line 3: the label nan is not finite. Regression requires finite numbers"):
@@ -180,8 +180,8 @@ def test_labels_that_a_task_does_not_take_are_named(tmp_path):
 )
 def test_a_run_on_a_table_of_another_task_is_scored_again_and_checked(polyfed, tmp_path, labels, words, measure):
     path = relabelled(tmp_path, labels)
-    asked = ("--rounds", "1", "--local-steps", "2", "--batch-size", "8", "--out", "r", "-q", "--json")
-    found = polyfed("run", path, *words, *asked).json
+    options = ("--rounds", "1", "--local-steps", "2", "--batch-size", "8", "--out", "r", "-q", "--json")
+    found = polyfed("run", path, *words, *options).json
     assert found["metric"] == measure
     assert polyfed("evaluate", "r", path, "-q", "--json").json["accuracy"] == found["accuracy"]
     assert polyfed("data", "check", path).code == 0

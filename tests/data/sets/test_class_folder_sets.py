@@ -1,4 +1,4 @@
-"""Office-Home, VLCS and DomainNet-10 from tiny copies of the layouts in which people have them."""
+"""Office-Home, VLCS and DomainNet-10 from tiny copies of their common layouts."""
 
 from __future__ import annotations
 
@@ -115,11 +115,11 @@ def test_domainnet_from_its_zips_is_what_it_is_from_the_folders(tmp_path):
             assert all((a == b).all() for a, b in pairs)
     assert "real.zip" in zipped.source and "FedBN's lists" in zipped.source
     (packed / "sketch.zip").unlink()
-    with pytest.raises(DataError, match="holds no images of the domain Sketch"):
+    with pytest.raises(DataError, match="has no images of the domain Sketch"):
         data_sets.build("domainnet10(size=6)", root=str(packed))
 
 
 @pytest.mark.parametrize("name", ["office_home", "vlcs", "domainnet10"])
-def test_nothing_there_says_what_is_read(tmp_path, name):
+def test_an_empty_folder_lists_the_layouts(tmp_path, name):
     with pytest.raises(DataError, match=r"was not found.*is read from: \(1\) folder"):
         data_sets.build(name, root=str(tmp_path))

@@ -63,7 +63,7 @@ TINY = Declaration(
     classes=("a", "b"),
     splits="none",
     terms="none",
-    citation="nobody",
+    citation="none",
     layouts=("folder tiny/<domain>", "nothing else"),
     expected={"folder tiny/<domain>": {"north": {"train": 3}, "south": {"train": (2, 2)}}},
     default_model="small_cnn",
@@ -103,9 +103,9 @@ def test_the_function_has_the_signature_and_the_documentation_of_the_options() -
         ("per_domain", 0),
     ]
     assert record.doc == (
-        "Tiny: two domains.\n\nIt is not real.\n\nArgs:\n    root: Folder of the files.\n    size: Side.\n    colour: A colour.\n"
-        "    augment: Augmentation of training batches.\n    normalise: Normalisation.\n    per_domain: Training images kept of each domain, "
-        "drawn with seed 0; 0 means all. Validation and test images stay."
+        "Tiny: two domains.\n\nIt is not real.\n\nArgs:\n    root: Folder that contains the files.\n    size: Side.\n    colour: A colour.\n"
+        "    augment: Augmentation of training batches.\n    normalise: Normalisation.\n    per_domain: Training images kept per domain, "
+        "drawn with seed 0; 0 means all. Validation and test images are not affected."
     )
     assert (record.build.__module__, record.build.__name__) == (__name__, "tiny")
 
@@ -122,17 +122,21 @@ def test_per_domain_keeps_some_training_images_and_every_other_one(root: str) ->
     assert [[len(domain.train) for domain in data.domains] for data in (whole, two, one)] == [[3, 3], [2, 2], [1, 1]]
     assert [[len(domain.test) for domain in data.domains] for data in (whole, two, one)] == [[1, 1]] * 3
     assert "per domain" not in whole.source and two.source.endswith("; at most 2 training images per domain")
-    with pytest.raises(OptionError, match="tiny: per_domain is -1; it must be 0"):
+    with pytest.raises(OptionError, match="tiny: per_domain must be at least 0, got -1"):
         data_sets.build("tiny(per_domain=-1)", root=root)
 
 
 def test_options_are_checked_before_files(tmp_path: Path) -> None:
-    for text, words in (("tiny(size=0)", "size is 0"), ('tiny(normalise="x")', "no normalisation"), ("tiny(side=1)", "no option")):
+    for text, words in (
+        ("tiny(size=0)", "size must be at least 1"),
+        ('tiny(normalise="x")', "Unknown normalisation"),
+        ("tiny(side=1)", "no option"),
+    ):
         with pytest.raises(OptionError, match=words):
             data_sets.build(text, root=str(tmp_path / "none"))
     with pytest.raises(DataError, match=r"Tiny was not found in .*\(1\) folder tiny/<domain>; \(2\) nothing else"):
         data_sets.build("tiny", root=str(tmp_path))
-    with pytest.raises(OptionError, match="validation is 1"):
+    with pytest.raises(OptionError, match=r"validation must be .* below 1"):
         validation_option("A share.").check("tiny", 1.0)
 
 

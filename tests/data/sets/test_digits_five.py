@@ -1,4 +1,4 @@
-"""Digits-Five read from a tiny copy of every layout in which people have it."""
+"""Digits-Five from a tiny copy of every supported layout."""
 
 from __future__ import annotations
 
@@ -27,15 +27,6 @@ def digits(count, side, colours, seed):
 def write_pickle(path: Path, value) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(pickle.dumps(value, 4))
-
-
-def write_image(path: Path, colour: tuple[int, int, int], side: int = 8) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (side, side), colour).save(path, "PNG")
-
-
-def labels_of(examples) -> list[int]:
-    return examples.labels.tolist()
 
 
 def fedbn_folders(root: Path) -> dict[str, np.ndarray]:
@@ -76,7 +67,7 @@ def test_digits_take_the_whole_file_when_all_are_wanted(tmp_path):
     fedbn_folders(tmp_path)
     data = digits_five(str(tmp_path), per_domain=0, validation=0.1)
     assert [len(domain.train) for domain in data.domains] == [27] * 5
-    assert labels_of(data.domain("MNIST").validation) == [7, 8, 9], "validation is the end of the training order"
+    assert data.domain("MNIST").validation.labels.tolist() == [7, 8, 9], "validation is the end of the training order"
     assert "train.pkl and test.pkl" in data.source
 
 
@@ -95,7 +86,7 @@ def test_parts_in_the_domain_folder_itself_and_a_gap(tmp_path):
 def test_a_hostile_part_is_refused(tmp_path):
     fedbn_folders(tmp_path)
     (tmp_path / "USPS" / "partitions" / "train_part0.pkl").write_bytes(b"cos\nsystem\n(S'touch harmed'\ntR.")
-    with pytest.raises(DataError, match=r"train_part0\.pkl asks for os\.system"):
+    with pytest.raises(DataError, match=r"train_part0\.pkl refers to os\.system"):
         digits_five(str(tmp_path))
 
 
@@ -134,12 +125,15 @@ def test_digits_from_the_original_files_are_split_as_by_fedbn(tmp_path):
     assert [domain.name for domain in data.domains] == list(FOLDERS)
     for domain in data.domains:
         assert (len(domain.train), len(domain.test)) == (80, 20)
-        assert Counter(labels_of(domain.test)) == dict.fromkeys(range(10), 2), domain.name
+        assert Counter(domain.test.labels.tolist()) == dict.fromkeys(range(10), 2), domain.name
     whole = np.concatenate([digits(60, 28, False, 0)[0], digits(40, 28, False, 1)[0]])
     parts = [part.batch(slice(None))[0][:, 0].numpy() for part in (data.domain("MNIST").train, data.domain("MNIST").test)]
     assert sorted(image.tobytes() for part in parts for image in part) == sorted(image.tobytes() for image in whole)
     assert "split 80/20 as by FedBN" in data.source
-    assert digits_five(str(tmp_path), per_domain=7).domain("USPS").train.labels.tolist() == labels_of(data.domain("USPS").train)[:7]
+    assert (
+        digits_five(str(tmp_path), per_domain=7).domain("USPS").train.labels.tolist()
+        == data.domain("USPS").train.labels.tolist()[:7]
+    )
 
 
 def packed_digits(root: Path) -> None:
@@ -162,44 +156,39 @@ def test_packed_subsets_keep_their_parts_and_the_made_domain_is_called_so(tmp_pa
     order = np.random.default_rng(0).permutation(40)
     assert (whole.train.batch(slice(None))[0].permute(0, 2, 3, 1).numpy() == x[:40][order]).all(), "shuffled with seed 0"
     assert (whole.test.batch(slice(None))[0].permute(0, 2, 3, 1).numpy() == x[40:]).all()
-    assert labels_of(data.domain("SVHN").train) == labels_of(whole.train)[:5], "the first of the shuffled order"
+    assert data.domain("SVHN").train.labels.tolist() == whole.train.labels.tolist()[:5], "the first of the shuffled order"
 
 
 @pytest.mark.parametrize("domain", ["MNIST", "USPS"])
 def test_packed_whole_sets_are_split_as_the_original_files_are(tmp_path, domain):
     packed_digits(tmp_path)
     data = digits_five(str(tmp_path), per_domain=0).domain(domain)
-    files = {"train": digits_npz(tmp_path, domain, "train"), "test": digits_npz(tmp_path, domain, "test")}
     paths = []
-    for split, (x, y) in files.items():
-        for name, array in ((f"{split}-x", x), (f"{split}-y", y)):
-            (tmp_path / name).write_bytes(idx(array))
+    with np.load(tmp_path / "digits5" / f"{domain.lower()}.npz") as arrays:
+        for name in ("train_x", "train_y", "test_x", "test_y"):
+            (tmp_path / name).write_bytes(idx(arrays[name]))
             paths.append(tmp_path / name)
     expected = DIGIT_FILES[0].read_original(paths)
     assert (data.train.batch(slice(None))[0][:, 0].numpy() == expected.train_x).all()
     assert (data.test.batch(slice(None))[0][:, 0].numpy() == expected.test_x).all()
     assert (len(data.train), len(data.test)) == (48, 12)
-    assert labels_of(data.test) == expected.test_y.tolist()
+    assert data.test.labels.tolist() == expected.test_y.tolist()
 
 
-def digits_npz(root: Path, domain: str, split: str) -> tuple[np.ndarray, np.ndarray]:
-    with np.load(root / "digits5" / f"{domain.lower()}.npz") as arrays:
-        return arrays[f"{split}_x"], arrays[f"{split}_y"]
-
-
-def test_each_domain_may_have_its_own_layout(tmp_path):
+def test_domains_may_have_different_layouts(tmp_path):
     packed_digits(tmp_path)
     fedbn_folders(tmp_path / "other")
     (tmp_path / "other" / "SynthDigits").rename(tmp_path / "SynthDigits")
-    lines = {}
     for split, count in (("train", 12), ("test", 4)):
-        lines[split] = [f"{number:08d}.png {number % 10}" for number in range(count)]
-        for line in lines[split]:
-            write_image(tmp_path / "mnist_m" / f"mnist_m_{split}" / line.split()[0], (int(line[-1]), 0, 0), 32)
-        (tmp_path / "mnist_m" / f"mnist_m_{split}_labels.txt").write_text("\n".join(lines[split]))
+        folder = tmp_path / "mnist_m" / f"mnist_m_{split}"
+        folder.mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (32, 32), (number % 10, 0, 0)).save(folder / f"{number:08d}.png")
+        lines = [f"{number:08d}.png {number % 10}" for number in range(count)]
+        folder.with_name(f"{folder.name}_labels.txt").write_text("\n".join(lines))
     data = digits_five(str(tmp_path), per_domain=11)
     assert [domain.name for domain in data.domains] == list(FOLDERS)
-    assert labels_of(data.domain("MNIST-M").train) == [*range(10), 0]
+    assert data.domain("MNIST-M").train.labels.tolist() == [*range(10), 0]
     assert data.domain("MNIST-M").train.batch(slice(3, 4))[0][0, :, 0, 0].tolist() == [3, 0, 0]
     assert "Ganin" in data.source
     assert "packed" in data.source

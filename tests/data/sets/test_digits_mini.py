@@ -1,4 +1,4 @@
-"""digits-mini: what it holds, that it is the same every time, and that nothing leaks between its parts."""
+"""digits-mini: content, determinism, and splits that share nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def digest(dataset: DataSet) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def painted_each_time() -> Iterator[None]:
-    """These tests are about the painting; all others copy what was painted once."""
+    """Paint the images for these tests. Other tests copy images that were painted once."""
     module._examples, copied = paint, module._examples
     yield
     module._examples = copied
@@ -115,19 +115,19 @@ def test_fewer_training_examples_are_the_first_of_more(dataset: DataSet) -> None
 
 
 @pytest.mark.parametrize("wrong", [9, 301, -1])
-def test_refuses_sizes_it_cannot_give(wrong: int) -> None:
-    with pytest.raises(OptionError, match=r"10 .* to 300 training"):
+def test_impossible_sizes_are_rejected(wrong: int) -> None:
+    with pytest.raises(OptionError, match=r"10 .* and 300 training"):
         digits_mini(wrong)
 
 
-def test_handwriting_is_apart_by_domain_and_split(material: recipes.Material) -> None:
+def test_domains_and_splits_share_no_handwriting(material: recipes.Material) -> None:
     parts = module.handwriting_indices(material.labels)
     assert sorted(parts) == ["pen", "photo", "post"]
     indices = [parts[domain][split] for domain in parts for split in SPLITS]
     together = np.concatenate(indices)
     assert len(np.unique(together)) == len(together) == 1740
     assert together.min() >= 0 and together.max() < 1797
-    # Apart by index must also mean apart by content.
+    # Different indices must also mean different content.
     contents = [{material.handwriting[index].tobytes() for index in part} for part in indices]
     assert not any(one & other for one, other in combinations(contents, 2))
 
@@ -149,7 +149,7 @@ def test_pen_shows_the_handwriting_it_names(dataset: DataSet, material: recipes.
     assert (agreement.argmax(axis=1) == np.arange(300)).all()
 
 
-def test_photo_regions_are_apart(material: recipes.Material) -> None:
+def test_splits_share_no_photo_regions(material: recipes.Material) -> None:
     count, height, width = material.photographs.shape[:3]
     owners = np.zeros((count, height, width), dtype=int)
     regions = module.photo_regions(count, height, width)
@@ -209,8 +209,8 @@ def test_print_and_street_share_no_font(material: recipes.Material) -> None:
 
 
 def test_a_printed_digit_is_centred_at_its_height(material: recipes.Material) -> None:
-    setting = recipes.Setting(height=20, angle=0.0, shear=0.0, shift=(0.0, 0.0))
-    ink = recipes._printed(8, material.fonts["DejaVuSans-Bold"], setting)
+    setting = recipes.Placement(height=20, angle=0.0, shear=0.0, shift=(0.0, 0.0))
+    ink = recipes._draw_digit(8, material.fonts["DejaVuSans-Bold"], setting)
     rows, columns = np.flatnonzero(ink.max(axis=1) > 0.4), np.flatnonzero(ink.max(axis=0) > 0.4)
     assert abs(len(rows) - 20) <= 1
     assert abs((rows[0] + rows[-1]) / 2 - 13.5) <= 0.5
@@ -219,16 +219,16 @@ def test_a_printed_digit_is_centred_at_its_height(material: recipes.Material) ->
 
 def test_a_shift_moves_the_digit_that_way(material: recipes.Material) -> None:
     font = material.fonts["DejaVuSans-Bold"]
-    still = recipes._printed(8, font, recipes.Setting(16, 0.0, 0.0, (0.0, 0.0)))
-    moved = recipes._printed(8, font, recipes.Setting(16, 0.0, 0.0, (2.0, -1.0)))
+    still = recipes._draw_digit(8, font, recipes.Placement(16, 0.0, 0.0, (0.0, 0.0)))
+    moved = recipes._draw_digit(8, font, recipes.Placement(16, 0.0, 0.0, (2.0, -1.0)))
     assert np.allclose(np.roll(still, (-1, 2), axis=(0, 1)), moved, atol=0.02)
 
 
 def test_blur_keeps_a_flat_picture_and_spreads_a_point() -> None:
     flat = np.full((28, 28, 3), 77, dtype=np.float32)
-    assert np.allclose(recipes._blurred(flat, 0.9), 77, atol=1e-3)
+    assert np.allclose(recipes._blur(flat, 0.9), 77, atol=1e-3)
     point = np.zeros((28, 28, 3), dtype=np.float32)
     point[14, 14] = 1
-    spread = recipes._blurred(point, 1.0)
+    spread = recipes._blur(point, 1.0)
     assert spread.sum() == pytest.approx(3, abs=1e-4)
     assert spread[14, 14, 0] == pytest.approx(1 / (2 * np.pi), rel=0.01)

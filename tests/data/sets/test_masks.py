@@ -24,7 +24,7 @@ from polyfed.tasks.segmentation import IGNORED
 
 
 def draw(image: Path, mask: Path, seed: int, side: tuple[int, int] = (12, 16), values: tuple[int, ...] = (0, 1, 11)) -> None:
-    """An image whose red channel is its mask, so that pairs that were torn apart are seen."""
+    """An image whose red channel is its mask, so that wrong pairs are detected."""
     pixels = np.random.default_rng(seed).choice(np.array(values, np.uint8), size=side)
     for path, array in ((image, np.stack([pixels, pixels, pixels], axis=2)), (mask, pixels)):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,10 +47,10 @@ def test_crops_and_flips_move_image_and_mask_together() -> None:
     x, y = CropAndFlip(side=4)(mask[:, None].repeat(1, 3, 1, 1), mask)
     assert x.shape == (5, 3, 4, 4) and y.shape == (5, 4, 4)
     assert torch.equal(x[:, 0], y) and torch.equal(x[:, 2], y)
-    assert len({int(corner) for corner in y[:, 0, 0]}) > 1, "every image is cut at a place of its own"
+    assert len({int(corner) for corner in y[:, 0, 0]}) > 1, "every image is cropped at a different position"
     whole, _ = CropAndFlip(side=0, flip=False)(x, y)
     assert torch.equal(whole, x)
-    with pytest.raises(DataError, match="cannot be moved together"):
+    with pytest.raises(DataError, match="must have the same size"):
         CropAndFlip(4)(torch.zeros(1, 3, 8, 8), torch.zeros(1, 6, 8))
 
 
@@ -77,7 +77,7 @@ def test_camvid_as_published_and_packed(tmp_path: Path) -> None:
     assert drive.validation is not None and (len(drive.train), len(drive.validation), len(drive.test)) == (3, 2, 0)
     assert len(found.domain("Seq05VD").test) == 5
     problems = check("camvid", str(tmp_path / "packed")).problems
-    assert any("is not the packed file" in text for text in problems) and any("5 images, expected 124" in text for text in problems)
+    assert any("has the wrong checksum" in text for text in problems) and any("5 images, expected 124" in text for text in problems)
 
 
 def test_a_truncated_mask_is_named(tmp_path: Path) -> None:
@@ -106,9 +106,9 @@ def test_cityscapes_is_read_from_its_archives_as_from_the_folder(tmp_path: Path)
     for one, other in zip(packed, unpacked, strict=True):
         assert one.name == other.name
         assert all(torch.equal(a, b) for a, b in zip(one.test.batch(slice(None)), other.test.batch(slice(None)), strict=True))
-    assert "zurich: nothing of this domain was found." in check("cityscapes", str(tmp_path / "archives")).problems
+    assert "zurich: no files of this domain were found." in check("cityscapes", str(tmp_path / "archives")).problems
     (tmp_path / "archives" / "gtFine_trainvaltest.zip").unlink()
-    with pytest.raises(DataError, match=r"Cityscapes was not found.*the folder holds leftImg8bit_trainvaltest\.zip"):
+    with pytest.raises(DataError, match=r"Cityscapes was not found.*the folder contains leftImg8bit_trainvaltest\.zip"):
         cityscapes(str(tmp_path / "archives"))
 
 
@@ -146,10 +146,10 @@ def test_masks_of_one_thing_and_unpaired_files(tmp_path: Path) -> None:
     found = mask_folder(str(tmp_path), height=12, width=16)
     assert found.classes == ("0", "1") and set(found.domains[0].train.labels.unique().tolist()) == {0, 1}
     (tmp_path / "masks" / "2.png").unlink()
-    with pytest.raises(DataError, match=r"images/2\.png has nothing of its name in masks/"):
+    with pytest.raises(DataError, match=r"images/2\.png has no counterpart in masks/"):
         mask_folder(str(tmp_path))
     Image.new("RGB", (16, 12)).save(tmp_path / "masks" / "2.png")
-    with pytest.raises(DataError, match="a mask of the kind RGB"):
+    with pytest.raises(DataError, match="a mask with the colour mode RGB"):
         mask_folder(str(tmp_path))
 
 
@@ -159,15 +159,15 @@ def test_a_mask_of_another_shape_is_refused_and_a_smaller_one_is_not(tmp_path: P
     Image.fromarray(np.zeros((6, 8), np.uint8)).save(tmp_path / "masks" / "1.png")
     assert not mask_folder(str(tmp_path), height=12, width=16).notes
     Image.fromarray(np.zeros((16, 12), np.uint8)).save(tmp_path / "masks" / "2.png")
-    with pytest.raises(DataError, match=r"masks/2\.png has 12x16 pixels and its image images/2\.png 16x12.*cannot show the same"):
+    with pytest.raises(DataError, match=r"masks/2\.png has 12x16 pixels, but its image images/2\.png has 16x12.*same aspect ratio"):
         mask_folder(str(tmp_path), height=12, width=16)
 
 
-def test_masks_in_shades_of_grey_are_told(tmp_path: Path) -> None:
+def test_masks_in_shades_of_grey_raise_a_notice(tmp_path: Path) -> None:
     for number in range(4):
         draw(tmp_path / "images" / f"{number}.png", tmp_path / "masks" / f"{number}.png", number, values=(0, 80, 160))
     (note,) = mask_folder(str(tmp_path), height=12, width=16).notes
-    assert "hold the values 0, 80, 160, so there are 161 classes from 0 on, of which 158 are never shown" in note
+    assert "contain the values 0, 80, 160, which makes 161 classes, 158 of them without any pixel" in note
     (tmp_path / "classes.txt").write_text("\n".join(f"class {number}" for number in range(161)))
     assert not mask_folder(str(tmp_path), height=12, width=16).notes
 

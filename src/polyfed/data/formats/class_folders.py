@@ -1,4 +1,4 @@
-"""Images that lie in ``<domain>/<class>/<file>``, in a folder or an archive."""
+"""Find and read images stored as ``<domain>/<class>/<file>`` in a folder or an archive."""
 
 from __future__ import annotations
 
@@ -19,53 +19,53 @@ from polyfed.data.store.images import decode_all, is_image
 from polyfed.data.store.splits import Splits, in_turn, stratified
 
 SplitLists: TypeAlias = Mapping[str, Sequence[str]]
-"""The files that published lists name, by the list's kind, each as ``tail`` gives it; empty without lists."""
+"""Files in the published lists, by kind of list, in the form of ``tail``. Empty if there are no lists."""
 
 
 def plain(name: str) -> str:
-    """A folder's name without what people spell differently: case, hyphens, underscores, blanks."""
+    """Return a folder name without case, hyphens, underscores and spaces, which differ between copies."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def tail(name: str) -> str:
-    """A path's last three parts, its folders in plain spelling."""
+    """Return the last three parts of a path, with plain folder names."""
     parts = name.replace("\\", "/").split("/")
     return "/".join([*(plain(part) for part in parts[-3:-1]), parts[-1]])
 
 
 @dataclass(frozen=True)
 class ImageList:
-    """The images of one domain with their labels, in order."""
+    """The images of one domain with their labels."""
 
     tree: FileTree
     names: tuple[str, ...]
     labels: NDArray[np.int64]
 
     def tails(self) -> list[str]:
-        """Each file as ``domain/class/file``, its folders in plain spelling."""
+        """Return each file as ``domain/class/file``, with plain folder names."""
         return [tail(name) for name in self.names]
 
     def read(self, size: int, unreadable: list[str]) -> Arrays:
-        """Decode all images; those that cannot be read are named and left out."""
+        """Decode all readable images."""
         x, readable = decode_all(self.tree, self.names, size, unreadable)
         return {"x": x, "y": self.labels[readable], "kept": readable}
 
     def rows(self, wanted: Sequence[str], arrays: Arrays) -> NDArray[np.int64]:
-        """The rows of the decoded arrays that show these files, given as ``tails`` gives them."""
+        """Return the rows of the decoded arrays for files in the form of ``tails``."""
         tails = self.tails()
         by_tail = {tails[position]: row for row, position in enumerate(arrays["kept"])}
         return np.array([by_tail[name] for name in wanted if name in by_tail], np.int64)
 
     def missing(self, lists: SplitLists) -> list[str]:
-        """A sentence for each file that lists name and that is not there."""
-        there = set(self.tails())
-        lacking = dict.fromkeys(name for names in lists.values() for name in names if name not in there)
-        return [f"The split lists name {name}, which is missing in {self.tree.path}." for name in lacking]
+        """Return an error message for each missing file in the lists."""
+        existing = set(self.tails())
+        absent = dict.fromkeys(name for names in lists.values() for name in names if name not in existing)
+        return [f"The split lists contain {name}, which is missing in {self.tree.path}." for name in absent]
 
 
 @dataclass(frozen=True)
 class ClassFolders:
-    """Image files by domain and class, folders of a domain that are no class, and the layout in which all were found."""
+    """Image files by domain and class, folders of a domain that are not classes, and the layout."""
 
     tree: FileTree
     files: Mapping[str, Mapping[str, list[str]]]
@@ -73,7 +73,7 @@ class ClassFolders:
     layout: str = ""
 
     def image_list(self, domain: str, classes: Sequence[str]) -> ImageList:
-        """The images of a domain, class after class, each class sorted by name."""
+        """Return the images of a domain in class order, sorted by name within a class."""
         by_class = self.files.get(domain, {})
         names = [name for label in classes for name in by_class.get(label, [])]
         labels = [place for place, label in enumerate(classes) for _ in by_class.get(label, [])]
@@ -91,17 +91,11 @@ class ClassFolders:
         gaps: Mapping[str, Collection[str]] = MappingProxyType({}),
         other_folders: bool = False,
     ) -> list[DomainFiles]:
-        """The images of each domain, with what splits them.
+        """Return the files of each domain.
 
-        Args:
-            classes: All classes, in the order of their labels.
-            lists: The published lists of each domain.
-            origins: Where the splits come from, with published lists and without, for the layout.
-            data_set: The name of the data set, for the cache.
-            size: Side of the images.
-            split: From the images, the lists and the decoded arrays to the rows of each split.
-            gaps: Classes that a domain is known to lack.
-            other_folders: Whether folders of other classes may lie there too.
+        ``split`` returns the rows of each split, given the images, the published lists and the decoded arrays. ``origins`` describes
+        the splits with and without published lists, for the layout. ``gaps`` has the classes that a domain is known to lack.
+        ``other_folders`` allows folders of other classes.
         """
         found = []
         for domain, named in lists.items():
@@ -121,30 +115,25 @@ class ClassFolders:
         return found
 
     def problems(self, domain: str, classes: Sequence[str], gaps: Collection[str] = (), other_folders: bool = False) -> list[str]:
-        """A sentence for each class of a domain without images, unless it is known to lack it, and each folder that is no class."""
+        """Return an error message for each unexpected class without images, and for each folder that is not a class."""
         found = self.files.get(domain, {})
-        lacking = [label for label in classes if not found.get(label) and label not in gaps]
-        if len(lacking) == len(classes):
-            return [f"{self.tree.path} holds no images of the domain {domain}."]
+        absent = [label for label in classes if not found.get(label) and label not in gaps]
+        if len(absent) == len(classes):
+            return [f"{self.tree.path} has no images of the domain {domain}."]
         where = f"{self.tree.path}: the domain {domain}"
         return [
-            *(f"{where} has no images of the class {label}." for label in lacking),
+            *(f"{where} has no images of the class {label}." for label in absent),
             *(
-                f"{where} has a folder {folder}, which is none of the classes {', '.join(classes)}."
+                f"{where} has a folder {folder}, which is not one of the classes {', '.join(classes)}."
                 for folder in ([] if other_folders else self.unknown.get(domain, []))
             ),
         ]
 
 
 def split_in_turn(share: float, with_test: bool, images: ImageList, lists: SplitLists, arrays: Arrays) -> Splits:
-    """Split by the lists train and crossval, else by class with seed 0; what is not for training is validation and test in turn.
+    """Split by the lists train and crossval, or without lists by class with seed 0, holding out the fraction ``share``.
 
-    Args:
-        share: Without lists, the share that is not for training.
-        with_test: False: all that is not for training is for validation, as the lists have it.
-        images: The images.
-        lists: The published lists.
-        arrays: The decoded arrays.
+    The images held out are assigned alternately to validation and test. If ``with_test`` is False, all are for validation.
     """
     if lists:
         train, held_out = (images.rows(lists[kind], arrays) for kind in ("train", "crossval"))
@@ -154,13 +143,7 @@ def split_in_turn(share: float, with_test: bool, images: ImageList, lists: Split
 
 
 def class_folders(tree: FileTree, domains: Mapping[str, str], classes: Mapping[str, str]) -> ClassFolders | None:
-    """The images of these domains and classes, or None if there is no image of any.
-
-    Args:
-        tree: Where to look.
-        domains: The domain's name by the plain spelling of its folder.
-        classes: The class's name by the plain spelling of its folder.
-    """
+    """Return the images of domains and classes given by their plain folder names, or None if there are none."""
     files: dict[str, dict[str, list[str]]] = {}
     unknown: dict[str, dict[str, None]] = {}
     for name in tree.names:
@@ -178,17 +161,10 @@ def class_folders(tree: FileTree, domains: Mapping[str, str], classes: Mapping[s
 def find_class_folders(
     root: Path, layouts: Mapping[str, Sequence[str]], domains: Mapping[str, str], classes: Mapping[str, str]
 ) -> ClassFolders | None:
-    """The images of these domains and classes in the first layout under a folder that has any.
-
-    Args:
-        root: Where to look.
-        layouts: The folders and archives of each layout, in the order in which they are tried.
-        domains: The domain's name by the plain spelling of its folder.
-        classes: The class's name by the plain spelling of its folder.
-    """
+    """Return the images in the first layout that has any. ``layouts`` has the folders and archives of each layout."""
     for layout, places in layouts.items():
         for tree in existing_trees(root, places):
-            # Listing a large folder takes long, so one without any folder of a domain is passed over.
+            # Listing a large folder takes long, so a folder without any domain folder is skipped.
             if tree.path.is_dir() and not any(plain(entry.name) in domains for entry in tree.path.iterdir() if entry.is_dir()):
                 continue
             found = class_folders(tree, domains, classes)

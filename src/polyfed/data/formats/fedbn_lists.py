@@ -1,4 +1,4 @@
-"""The lists and the protocol by which FedBN's authors split Office-Caltech-10 and DomainNet-10."""
+"""Split Office-Caltech-10 and DomainNet-10 by the lists and the protocol of the FedBN authors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SplitRule: TypeAlias = Callable[[ImageList, SplitLists, Arrays], Splits]
 
 
 def protocol_option(sizes: str) -> DataOption:
-    """``protocol``: all images, or as few as FedBN takes."""
+    """Return ``protocol``: all images, or the subset that FedBN uses."""
     return DataOption(
         "protocol",
         "all",
@@ -31,15 +31,15 @@ def protocol_option(sizes: str) -> DataOption:
 
 
 def check_fedbn(owner: str, protocol: str, validation: float) -> None:
-    """Refuse a share for validation where the protocol takes its own number of images."""
+    """Reject a validation fraction in combination with the protocol."""
     if protocol == "fedbn" and validation:
         raise OptionError(
-            f"{owner}: validation has no effect with protocol='fedbn', which takes its own number of images. Leave it out."
+            f"{owner}: validation has no effect with protocol='fedbn', which fixes the number of images. Remove the option."
         )
 
 
 def fedbn_lists(root: Path, folders: Sequence[str], domain: str) -> dict[str, list[str]]:
-    """The files each of FedBN's lists names, as ``domain/class/file``; nothing if there are no lists."""
+    """Return the files in each of FedBN's lists as ``domain/class/file``, or nothing if there are no lists."""
     found = {}
     for kind in ("train", "test"):
         paths = [path for place in folders if (path := root / place / f"{domain.lower()}_{kind}.pkl").is_file()]
@@ -49,7 +49,7 @@ def fedbn_lists(root: Path, folders: Sequence[str], domain: str) -> dict[str, li
         pair = content if isinstance(content, tuple | list) and len(content) == 2 else ((), ())
         names = [str(name) for name in pair[0]]
         if not names or not all("/" in name.replace("\\", "/") for name in names):
-            raise DataError(f"{paths[0]} does not hold paths with their classes: expected a pair of lists.")
+            raise DataError(f"{paths[0]} does not contain paths with their classes: expected a pair of lists.")
         found[kind] = [tail(name) for name in names]
     return found
 
@@ -62,15 +62,10 @@ def fedbn_split(
     protocol: str,
     validation: float,
 ) -> SplitRule:
-    """How a domain is split: by the lists where they are, else 80/20; under the protocol only the ends of the training order stay.
+    """Return a rule that splits a domain by the lists, or 80/20 without lists.
 
-    Args:
-        folders: The images.
-        classes: All classes.
-        lists: The lists of each domain.
-        shares: Under the protocol, the shares of the smallest training list for training and validation.
-        protocol: ``all`` or ``fedbn``.
-        validation: With ``all``, the share of the end of the training order for validation.
+    With protocol ``all``, the fraction ``validation`` from the end of the training order is for validation. Protocol ``fedbn`` keeps only
+    both ends of the training order; ``shares`` has their sizes as fractions of the smallest training list.
     """
     smallest = min(_training_size(folders.image_list(domain, classes), named) for domain, named in lists.items())
     ends = (int(shares[0] * smallest), int(shares[1] * smallest)) if protocol == "fedbn" else None

@@ -1,4 +1,4 @@
-"""Images with a mask each: pairs of files, decoded once into memory-mapped arrays."""
+"""Decode pairs of images and masks once into memory-mapped arrays."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from polyfed.data.store.archives import FileTree
-from polyfed.data.store.cache import Arrays, Growing
+from polyfed.data.store.cache import Arrays, RowBuffer
 from polyfed.data.store.domain_files import DomainFiles
-from polyfed.data.store.images import Fitting
+from polyfed.data.store.images import Resizer
 from polyfed.data.store.splits import Splits
 from polyfed.errors import DataError
 from polyfed.tasks.segmentation import IGNORED
 
 LARGEST_DIFFERENCE = 0.05
-"""By how much the aspect ratios of an image and its mask may differ: sides of small masks are rounded."""
+"""Largest relative difference between the aspect ratios of an image and its mask. The sides of small masks are rounded."""
 Pairs = Sequence[tuple[str, str]]
-"""Names of the image and the mask of each example, in order."""
+"""File names of the image and the mask of each example, in order."""
 Meaning = Mapping[int, int]
-"""From the values of mask files to classes; values it does not name are ignored in training and scores."""
+"""Maps the values of mask files to classes. Other values are ignored in training and scores."""
 
 
 def mask_files(
@@ -37,17 +37,7 @@ def mask_files(
     meaning: Meaning,
     split: Callable[[Pairs], Splits],
 ) -> DomainFiles:
-    """Return one domain of images with masks, not decoded yet.
-
-    Args:
-        domain: The domain's name.
-        layout: The layout it was found in.
-        tree: Where the files are.
-        pairs: The files.
-        size: Height and width of the results.
-        meaning: The class of each value in the mask files.
-        split: From the pairs to the rows of each split.
-    """
+    """Return one domain of images with masks, not decoded yet. ``size`` is height and width."""
     return DomainFiles(
         domain=domain,
         layout=layout,
@@ -64,12 +54,10 @@ def pairs_by_domain(
     key: Callable[[str], tuple[bool, str, str] | None],
     order: Callable[[str], Any] = lambda name: name,
 ) -> dict[str, list[tuple[str, str]]]:
-    """Return image and mask of each example by domain; files without their other half are left out.
+    """Return pairs of images and masks by domain. Files without a counterpart are skipped.
 
-    Args:
-        tree: Where the files are.
-        key: From a file to whether it is a mask, its domain, and the name that image and mask share; None for other files.
-        order: What the examples of a domain are sorted by, from that name.
+    ``key`` returns whether a file is a mask, its domain, and the name common to image and mask, or None for other files. ``order``
+    returns the sort key for such a name.
     """
     found: dict[bool, dict[tuple[str, str], str]] = {False: {}, True: {}}
     for file in tree.names:
@@ -82,16 +70,16 @@ def pairs_by_domain(
 
 
 def _read(tree: FileTree, pairs: Pairs, size: tuple[int, int], meaning: Meaning, unreadable: list[str]) -> Arrays:
-    """Decode all pairs; one that cannot be read adds a sentence to ``unreadable``."""
-    growing = Growing((len(pairs), 3, *size), (len(pairs), *size))
-    x, y = growing.arrays
-    fitting = Fitting(size)
+    """Decode all pairs. Add an error message to ``unreadable`` for each pair that cannot be read."""
+    buffer = RowBuffer((len(pairs), 3, *size), (len(pairs), *size))
+    x, y = buffer.arrays
+    resizer = Resizer(size)
     deep: dict[int, str] = {}
     for place, (image, mask) in enumerate(pairs):
         try:
-            found = fitting.take(tree.read(image), image)
+            found = resizer.add(tree.read(image), image)
             values = mask_image(tree.read(mask), mask)
-            _require_same_shape(image, fitting.last_size, mask, values.size)
+            _require_same_shape(image, resizer.last_size, mask, values.size)
             y[place] = _mask_array(values, size, meaning)
         except DataError as error:
             y[place] = IGNORED
@@ -101,25 +89,25 @@ def _read(tree: FileTree, pairs: Pairs, size: tuple[int, int], meaning: Meaning,
             deep[place] = image
         else:
             x[place] = found
-        growing.let_go_after(place)
+        buffer.release_after(place)
     for place, image in deep.items():
-        x[place] = fitting.scaled(tree.read(image), image)
-        growing.let_go_after(place)
+        x[place] = resizer.scaled(tree.read(image), image)
+        buffer.release_after(place)
     return {"x": x, "y": y}
 
 
 def _require_same_shape(image: str, image_size: tuple[int, int], mask: str, mask_size: tuple[int, int]) -> None:
-    """Reject a mask with another aspect ratio than its image: resized to it, it would show other pixels. Sizes are widths and heights."""
+    """Reject a mask whose aspect ratio differs from that of its image. Sizes are widths and heights."""
     image_ratio, mask_ratio = (width / height for width, height in (image_size, mask_size))
     if abs(mask_ratio / image_ratio - 1) > LARGEST_DIFFERENCE:
         raise DataError(
-            f"{mask} has {mask_size[0]}x{mask_size[1]} pixels and its image {image} {image_size[0]}x{image_size[1]}, turned as its EXIF tag "
-            "says: they cannot show the same."
+            f"{mask} has {mask_size[0]}x{mask_size[1]} pixels, but its image {image} has {image_size[0]}x{image_size[1]} after EXIF "
+            "rotation. They must have the same aspect ratio."
         )
 
 
 def _mask_array(values: Image.Image, size: tuple[int, int], meaning: Meaning) -> NDArray[np.uint8]:
-    """Return a mask as classes (height, width), resized to the nearest pixel if it has another size."""
+    """Convert a mask to classes (height, width), resized with nearest-neighbour interpolation."""
     if values.size != size[::-1]:
         values = values.resize(size[::-1], Image.Resampling.NEAREST)
     table = np.full(256, IGNORED, np.uint8)
@@ -130,7 +118,7 @@ def _mask_array(values: Image.Image, size: tuple[int, int], meaning: Meaning) ->
 
 
 def mask_image(content: bytes, name: str) -> Image.Image:
-    """Return a mask file with one byte per pixel; colours of a palette are their places in it."""
+    """Return a mask file with one byte per pixel. The value of a palette colour is its index."""
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(content)) as image:
             image.load()
@@ -141,6 +129,6 @@ def mask_image(content: bytes, name: str) -> Image.Image:
         return mask.convert("L").point(lambda value: value // 255)
     if mask.mode not in ("L", "P"):
         raise DataError(
-            f"{name} is a mask of the kind {mask.mode}; expected one byte a pixel (grey, or a palette), which is the pixel's class."
+            f"{name} is a mask with the colour mode {mask.mode}; expected one byte per pixel (grey or palette), which is its class."
         )
     return mask

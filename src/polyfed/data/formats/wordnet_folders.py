@@ -1,4 +1,4 @@
-"""ImageNet and Tiny-ImageNet: training images in a folder for each WordNet id, validation images in folders or in a flat list."""
+"""Read ImageNet and Tiny-ImageNet: one training folder per WordNet id, and validation images in folders or in a flat list."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from polyfed.errors import DataError
 
 WORDNET_ID = re.compile(r"n\d{8}")
 FlatLabels: TypeAlias = Callable[[FileTree], Mapping[str, str]]
-"""The WordNet id of each validation file that lies in no folder of its own."""
+"""Returns the WordNet id of each validation file that is not in a class folder."""
 
 
 def wordnet_files(
@@ -35,55 +35,47 @@ def wordnet_files(
     validation: float,
     flat: FlatLabels = lambda tree: {},
 ) -> StreamedFiles:
-    """The one domain in a tree, its public validation images as the test part.
+    """Return the only domain of a tree with ``train`` and ``val``, using the public validation images for testing.
 
-    Args:
-        tree: The files, under ``train`` and ``val``.
-        layout: What to call what was found.
-        data_set: The name of the data set.
-        title: The name of its domain.
-        classes: How many classes there are.
-        size: Side of the images.
-        validation: Share of the training images for validation, the same number of each class where classes are even.
-        flat: Labels of validation files that lie in no folder of their own.
+    ``validation`` is the fraction of the training images for validation, balanced across classes.
     """
     trained, tested, unknown = _files(tree, flat)
     ids = sorted({wordnet for wordnet, _ in trained})
     place = {wordnet: number for number, wordnet in enumerate(ids)}
     problems = []
     if len(ids) != classes:
-        problems.append(f"{tree.path}: {len(ids)} folders of classes in train, expected {classes}.")
+        problems.append(f"{tree.path}: {len(ids)} class folders in train, expected {classes}.")
     if unknown:
         problems.append(
-            f"{tree.path}: the class of {len(unknown)} validation images is not known: {first_of(unknown)}. Sort them into val/<id>/."
+            f"{tree.path}: the class of {len(unknown)} validation images is unknown: {first_of(unknown)}. Move them to val/<id>/."
         )
     if not tested:
-        problems.append(f"{tree.path} holds no validation images, which are the test part.")
+        problems.append(f"{tree.path} has no validation images, which are used for testing.")
     files = [(place[wordnet], name) for wordnet, name in (*trained, *tested) if wordnet in place]
     labels = np.array([label for label, _ in files], np.int64)
-    # In an order that takes all classes in turn, so that the end, taken for validation, has all of them.
-    by_turn = np.argsort(_number_within(labels[: len(trained)]), kind="stable")
+    # This order alternates between all classes, so that its end, which is used for validation, contains all of them.
+    by_turn = np.argsort(_rank_in_class(labels[: len(trained)]), kind="stable")
     splits = with_validation(by_turn, np.arange(len(trained), len(files)), validation)
     splits = {**splits, "train": np.sort(splits["train"]), "validation": np.sort(splits["validation"])}
     names = [name for _, name in files]
     return StreamedFiles(title, layout, data_set, tree, names, labels, splits, size, tuple(problems))
 
 
-def wordnet_ids(root: Path, places: Sequence[str], usual: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the WordNet ids of the training folders in the first of these places, or the usual names if there are not as many."""
-    tree = holding(root, places)
+def wordnet_ids(root: Path, places: Sequence[str], default: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the WordNet ids of the training folders in the first existing place, or the default if their number is wrong."""
+    tree = wordnet_tree(root, places)
     if tree is None:
-        return usual
-    if isinstance(tree, FolderTree):  # Listing all files of ImageNet takes long; its folders are enough.
+        return default
+    if isinstance(tree, FolderTree):  # Listing all files of ImageNet takes long; the folders are enough.
         found = os.listdir(tree.path / "train")
     else:
         found = [wordnet for wordnet, _ in _files(tree, lambda tree: {})[0]]
     ids = tuple(sorted({name for name in found if WORDNET_ID.fullmatch(name)}))
-    return ids if len(ids) == len(usual) else usual
+    return ids if len(ids) == len(default) else default
 
 
-def holding(root: Path, places: Sequence[str]) -> FileTree | None:
-    """The first of these folders and archives that holds ``train`` and ``val``."""
+def wordnet_tree(root: Path, places: Sequence[str]) -> FileTree | None:
+    """Return the first folder that contains ``train`` and ``val``, or the first archive."""
     for tree in existing_trees(root, places):
         if tree.path.is_file() or ((tree.path / "train").is_dir() and (tree.path / "val").is_dir()):
             return tree
@@ -91,7 +83,7 @@ def holding(root: Path, places: Sequence[str]) -> FileTree | None:
 
 
 def _files(tree: FileTree, flat: FlatLabels) -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[str]]:
-    """Training files and test files with their WordNet ids, and test files without one."""
+    """Return training files and test files with their WordNet ids, and test files without an id."""
     listed: Mapping[str, str] | None = None
     trained, tested, unknown = [], [], []
     for name in filter(is_image, tree.names):
@@ -107,8 +99,8 @@ def _files(tree: FileTree, flat: FlatLabels) -> tuple[list[tuple[str, str]], lis
     return trained, tested, unknown
 
 
-def _number_within(labels: np.ndarray) -> np.ndarray:
-    """For each example the number of examples of its class before it."""
+def _rank_in_class(labels: np.ndarray) -> np.ndarray:
+    """Return for each example the number of preceding examples of the same class."""
     order = np.argsort(labels, kind="stable")
     counts = np.bincount(labels[order]) if len(labels) else np.empty(0, np.int64)
     starts = np.repeat(np.cumsum(counts) - counts, counts)
@@ -118,11 +110,11 @@ def _number_within(labels: np.ndarray) -> np.ndarray:
 
 
 def table(tree: FileTree, file: str, separator: str) -> list[list[str]]:
-    """The lines of a table in the tree; none if it is not there."""
+    """Return the lines of a table in the tree, or nothing if it does not exist."""
     names = [name for name in tree.names if name.split("/")[-1] == file]
     if not names:
         return []
     try:
         return [line for line in csv.reader(io.StringIO(tree.read(names[0]).decode("utf-8")), delimiter=separator) if len(line) > 1]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{tree.path}/{names[0]} cannot be read as a table: {error}.") from error
+        raise DataError(f"Cannot read {tree.path}/{names[0]} as a table: {error}.") from error

@@ -1,1 +1,1 @@
-"""Images of the user's own: folders, tables, copies and masks. ``sets`` registers them."""
+"""User-supplied images: folders, tables, copies and masks, registered by ``sets``."""

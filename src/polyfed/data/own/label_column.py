@@ -1,4 +1,4 @@
-"""Reads a column of labels: one class per image, several labels separated by ``|``, or a number to predict."""
+"""Read a column of labels: one class per image, several labels separated by ``|``, or a number to predict."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from polyfed.settings import AUTO
 from polyfed.tasks.known import CLASSIFICATION, MULTILABEL, REGRESSION, task_named
 from polyfed.tasks.task import Task
 
-APART = "|"
+SEPARATOR = "|"
 VALUE = "value"
-"""The name of the one output where labels are numbers."""
+"""Output name for numeric labels."""
 
 
 @dataclass(frozen=True)
 class LabelColumn:
     """The labels of a table, read for one task.
 
-    Args:
-        task: The task to learn.
-        names: The classes, labels or outputs.
-        strata: The stratum of each image in a random split: its class, its set of labels, or one stratum for all.
-        targets: The target of each image if it is not its class: a row of 0 and 1, or a number.
+    Attributes:
+        task: Task to learn.
+        names: Names of the classes, labels or outputs.
+        strata: Stratum of each image for random splits: its class, its set of labels, or a common value.
+        targets: Target of each image, unless it is a class: a row of 0 and 1, or a number.
     """
 
     task: Task
@@ -33,31 +33,31 @@ class LabelColumn:
     targets: Sequence[tuple[float, ...]] = ()
 
 
-def read_labels(labels: Sequence[str], asked: str, where: str) -> LabelColumn:
-    """Return the labels in the form the task requires.
+def read_labels(labels: Sequence[str], task_name: str, where: str) -> LabelColumn:
+    """Return the labels in the form that the task requires.
 
     Args:
-        labels: The label of each image, as text.
-        asked: The task, or ``auto`` to infer it from the labels.
-        where: The file or column, for error messages.
+        labels: Label of each image, as text.
+        task_name: Name of the task, or ``auto`` to infer it from the labels.
+        where: File name for error messages.
     """
-    task = infer_task(labels) if asked == AUTO else task_named(asked)
+    task = infer_task(labels) if task_name == AUTO else task_named(task_name)
     if task is CLASSIFICATION:
         _require_some(labels, where)
-        different = len(set(labels))
-        if infer_task(labels) is REGRESSION and different > len(labels) / 2:
+        distinct = len(set(labels))
+        if infer_task(labels) is REGRESSION and distinct > len(labels) / 2:
             raise DataError(
-                f"{where}: the labels are fractional numbers with {different} distinct values in {len(labels)} images, which do not look "
+                f"{where}: the labels are fractional numbers with {distinct} distinct values in {len(labels)} images, which do not look "
                 "like classes. Use --task regression, or group the values into classes."
             )
-        return LabelColumn(task, tuple(sorted(set(labels), key=_in_order)), labels)
+        return LabelColumn(task, tuple(sorted(set(labels), key=_sort_key)), labels)
     if task is MULTILABEL:
-        sets = [sorted({part.strip() for part in label.split(APART)} - {""}, key=_in_order) for label in labels]
-        names = tuple(sorted({name for own in sets for name in own}, key=_in_order))
+        sets = [sorted({part.strip() for part in label.split(SEPARATOR)} - {""}, key=_sort_key) for label in labels]
+        names = tuple(sorted(set().union(*sets), key=_sort_key))
         if not names:
             raise DataError(f"{where}: no image has a label. Add labels to the table.")
-        rows = [tuple(float(name in own) for name in names) for own in sets]
-        return LabelColumn(task, names, [APART.join(own) for own in sets], rows)
+        rows = [tuple(float(name in present) for name in names) for present in sets]
+        return LabelColumn(task, names, [SEPARATOR.join(present) for present in sets], rows)
     if task is REGRESSION:
         _require_some(labels, where)
         numbers = [(_number(label, f"{where}, line {line}"),) for line, label in enumerate(labels, 2)]
@@ -71,7 +71,7 @@ def infer_task(labels: Sequence[str]) -> Task:
     >>> infer_task(["cat", "cat|dog"]), infer_task(["1", "2.5"]), infer_task(["1", "2"])
     (<Task multilabel>, <Task regression>, <Task classification>)
     """
-    if any(APART in label for label in labels):
+    if any(SEPARATOR in label for label in labels):
         return MULTILABEL
     try:
         return CLASSIFICATION if all(float(label).is_integer() for label in labels) else REGRESSION
@@ -94,5 +94,5 @@ def _number(text: str, where: str) -> float:
     return found
 
 
-def _in_order(label: str) -> tuple[int, str]:
+def _sort_key(label: str) -> tuple[int, str]:
     return (int(label), "") if label.isdecimal() else (0, label)

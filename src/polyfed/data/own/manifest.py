@@ -1,9 +1,10 @@
-"""The user's own images as a table lists them: ``manifest(root="scans.csv", size=96)``, or ``polyfed run scans.csv``."""
+"""Read user-supplied images from a table that lists them: ``manifest(root="scans.csv", size=96)``, or ``polyfed run scans.csv``."""
 
 from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,14 @@ from polyfed.data.store.domain_files import first_of
 from polyfed.errors import DataError
 from polyfed.settings import AUTO
 
-NEEDED, OPTIONAL = ("path", "domain", "label"), ("group", "split")
-FILLED = ("path", "domain")
-"""Columns that have a value in every line; an image may have none of several labels."""
+REQUIRED, OPTIONAL = ("path", "domain", "label"), ("group", "split")
 SUFFIXES = (".csv", ".tsv", ".parquet")
 LAYOUT = "table of path, domain, label"
 Line = Mapping[str, str]
 
 
-def listed_in(table: Path, images: str = "", task: str = AUTO) -> OwnImages:
-    """The images of a table."""
+def find(table: Path, images: str = "", task: str = AUTO) -> OwnImages:
+    """Return the images that a table lists, not decoded yet."""
     lines = _read_table(table)
     folder = Path(images).expanduser() if images else table.parent
     labels = read_labels([line["label"] for line in lines], task, str(table))
@@ -34,7 +33,7 @@ def listed_in(table: Path, images: str = "", task: str = AUTO) -> OwnImages:
         OwnImage(line["path"], line["domain"], stratum, line["group"], _split(table, number, line["split"]), target)
         for number, (line, stratum, target) in enumerate(zip(lines, labels.strata, targets, strict=True), 2)
     ]
-    _require_sound(table, folder, listed)
+    _require_valid(table, folder, listed)
     return OwnImages(
         root=table,
         name=table.stem,
@@ -49,19 +48,20 @@ def listed_in(table: Path, images: str = "", task: str = AUTO) -> OwnImages:
 
 
 def _read_table(table: Path) -> list[Line]:
-    """The lines of a table, every value as text without blanks around it; columns that are optional and absent are empty."""
+    """Return the lines of a table as stripped text. Missing optional columns are empty."""
     read = _parquet if table.suffix.lower() == ".parquet" else _csv
     lines = read(table)
     if not lines:
         raise DataError(f"{table} lists no images.")
-    absent = [column for column in NEEDED if column not in lines[0]]
+    absent = [column for column in REQUIRED if column not in lines[0]]
     if absent:
         raise DataError(f"{table} has the columns {', '.join(lines[0])}; it lacks {', '.join(absent)}.")
     for number, line in enumerate(lines, 2):
-        blank = [column for column in FILLED if not line.get(column)]
+        # The label may be empty: an image can have none of several labels.
+        blank = [column for column in ("path", "domain") if not line.get(column)]
         if blank:
             raise DataError(f"{table}, line {number}: no {', '.join(blank)}.")
-    return [{column: line.get(column, "") for column in (*NEEDED, *OPTIONAL)} for line in lines]
+    return [{column: line.get(column, "") for column in (*REQUIRED, *OPTIONAL)} for line in lines]
 
 
 def _csv(table: Path) -> list[Line]:
@@ -74,7 +74,7 @@ def _csv(table: Path) -> list[Line]:
     except UnicodeDecodeError as error:
         raise DataError(f"{table} is not UTF-8 text ({error.reason} at byte {error.start:,}). Save it as UTF-8.") from error
     except (OSError, csv.Error) as error:
-        raise DataError(f"{table} cannot be read as a table: {getattr(error, 'strerror', None) or error}.") from error
+        raise DataError(f"Cannot read {table} as a table: {getattr(error, 'strerror', None) or error}.") from error
 
 
 def _parquet(table: Path) -> list[Line]:
@@ -85,7 +85,7 @@ def _parquet(table: Path) -> list[Line]:
     try:
         rows = parquet.read_table(table).to_pylist()
     except (OSError, ArrowException) as error:
-        raise DataError(f"{table} cannot be read as a Parquet table: {error}.") from error
+        raise DataError(f"Cannot read {table} as a Parquet table: {error}.") from error
     return [{key.lower(): _text(value) for key, value in row.items()} for row in rows]
 
 
@@ -95,49 +95,50 @@ def _text(value: Any) -> str:
 
 def _split(table: Path, number: int, word: str) -> str:
     if word and word.lower() not in SPLIT_WORDS:
-        raise DataError(f"{table}, line {number}: the split is {word!r}; it must be train, validation or test.")
+        raise DataError(f"{table}, line {number}: split must be train, validation or test, got {word!r}.")
     return SPLIT_WORDS.get(word.lower(), "")
 
 
-def _require_sound(table: Path, folder: Path, images: Sequence[OwnImage]) -> None:
+def _require_valid(table: Path, folder: Path, images: Sequence[OwnImage]) -> None:
     missing = [image.name for image in images if not (folder / image.name).is_file()]
     if missing and all(Path(name).is_absolute() for name in missing):
         raise DataError(f"{table} lists {len(missing)} files that do not exist: {first_of(missing)}.")
     if missing:
         raise DataError(
-            f"{table} lists {len(missing)} files that are not in {folder}: {first_of(missing)}. Paths start from the table's folder, or "
-            'from another: manifest(root="TABLE", images="FOLDER").'
+            f"{table} lists {len(missing)} files that are not in {folder}: {first_of(missing)}. Paths are relative to the table's folder, "
+            'or to the folder that you pass: manifest(root="TABLE", images="FOLDER").'
         )
-    names = [image.name for image in images]
-    if len(set(names)) < len(names):
-        seen: set[str] = set()
-        twice = [name for name in names if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
-        raise DataError(f"{table} lists {len(twice)} files more than once: {first_of(twice)}.")
+    repeated = [name for name, count in Counter(image.name for image in images).items() if count > 1]
+    if repeated:
+        raise DataError(f"{table} lists {len(repeated)} files more than once: {first_of(repeated)}.")
     without = [image.name for image in images if not image.split]
     if 0 < len(without) < len(images):
-        raise DataError(f"{table} has a split for some images only; {len(without)} have none: {first_of(without)}.")
+        raise DataError(f"{table} has a split for only some images; {len(without)} have none: {first_of(without)}.")
     splits: dict[tuple[str, str], dict[str, None]] = {}
     for image in images:
         if image.group:
             splits.setdefault((image.domain, image.group), {})[image.split] = None
     torn = [f"{group} of {domain} in {' and '.join(found)}" for (domain, group), found in splits.items() if len(found) > 1]
     if torn:
-        raise DataError(f"{table} tears {len(torn)} groups apart: {first_of(torn)}. Put all images of a group into one split.")
+        raise DataError(
+            f"{table} splits {len(torn)} groups across train, validation and test: {first_of(torn)}. "
+            "Put all images of a group into the same split."
+        )
 
 
 manifest = registered_own(
     "manifest",
-    """The user's own images as a CSV, TSV or Parquet table lists them, with groups that no split tears apart.
+    """Images that a CSV, TSV or Parquet table lists, optionally with groups that are never split.
 
-    The columns ``path``, ``domain`` and ``label`` are needed. ``group`` says whom an image shows (a patient): all images of a
-    group of a domain are in one split. ``split`` (train, validation, test) says where an image belongs; without it each domain is
-    split by class. Parquet needs the extra ``polyfed[parquet]``.
+    The columns ``path``, ``domain`` and ``label`` are required. ``group`` specifies what an image shows, such as a patient: all
+    images of a group of a domain are in the same split. ``split`` (train, validation, test) assigns an image to a split; without
+    it, each domain is split by class. Parquet requires the extra ``polyfed[parquet]``.
 
-    Labels are classes. ``cat|dog`` are two labels of one image, so the task is multi-label; numbers of which one has a fraction
-    are to be predicted, so it is regression. ``task`` (on the command line ``--task``) says otherwise.
+    Labels are usually classes. ``cat|dog`` are two labels of one image, which makes the task multi-label. Numbers of which at
+    least one has a fraction make it regression. ``task`` (on the command line ``--task``) overrides this.
     """,
     root="The table.",
-    find=listed_in,
-    before=[DataOption("images", "", "The folder that paths start from; empty for the folder of the table.")],
+    find=find,
+    before=[DataOption("images", "", "Folder that the paths are relative to. By default the folder of the table.")],
     after=[DataOption("task", AUTO, "What the labels are for: classification, multilabel, regression, or auto.")],
 )

@@ -1,22 +1,23 @@
-"""The user's own images with masks: folders ``images/`` and ``masks/``, by domain or for one domain only."""
+"""Read user-supplied images with masks from folders ``images/`` and ``masks/``, per domain or for a single domain."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
 from polyfed.core.data_types import DataSet
 from polyfed.data.augment import pair_augmentation
+from polyfed.data.declaration import DataOption, crop_options, described_function, height_option, normalise_option, share_option
 from polyfed.data.formats.mask_files import mask_image
 from polyfed.data.own.own_images import OwnImage, OwnImages, OwnOptions
 from polyfed.data.registry import data_sets
 from polyfed.data.store.archives import FolderTree, contents
 from polyfed.data.store.domain_files import some_of
 from polyfed.data.store.images import is_image
-from polyfed.data.store.splits import check_share
-from polyfed.errors import DataError, OptionError
+from polyfed.errors import DataError
 from polyfed.tasks.known import SEGMENTATION
 from polyfed.tasks.segmentation import IGNORED
 
@@ -24,10 +25,20 @@ IMAGES, MASKS = "images", "masks"
 LAYOUT = "folders images/ and masks/"
 CLASS_FILE = "classes.txt"
 NAMED_VALUES = 8
+OPTIONS = (
+    height_option(128, "Height to which images and masks are resized."),
+    DataOption("width", 128, "Width to which images and masks are resized."),
+    *crop_options(0),
+    share_option("test_share", 0.2, "Fraction of each domain used for testing."),
+    share_option("validation_share", 0.0, "Fraction of each domain used for validation."),
+    DataOption("seed", 0, "Seed of the split."),
+    DataOption("ignore", IGNORED, "Value of pixels without a class."),
+    normalise_option("half"),
+)
 
 
-def holds_masks(root: str) -> bool:
-    """Whether a folder has ``images/`` and ``masks/``, itself or in each of its domains."""
+def has_masks(root: str) -> bool:
+    """Return True if a folder, or each of its subfolders, contains ``images/`` and ``masks/``."""
     folder = Path(root).expanduser()
     if (folder / IMAGES).is_dir() and (folder / MASKS).is_dir():
         return True
@@ -35,61 +46,19 @@ def holds_masks(root: str) -> bool:
     return bool(inner) and all((path / IMAGES).is_dir() and (path / MASKS).is_dir() for path in inner)
 
 
-def mask_folder(
-    root: str,
-    height: int = 128,
-    width: int = 128,
-    crop: int = 0,
-    flip: bool = True,
-    test_share: float = 0.2,
-    validation_share: float = 0.0,
-    seed: int = 0,
-    ignore: int = IGNORED,
-    normalise: str = "half",
-) -> DataSet:
-    """The user's own images with masks: ``root/<domain>/images/*`` and ``root/<domain>/masks/*``, or ``root/images/<domain>/*`` and masks.
-
-    An image and its mask have the same name up to the ending. A mask has one byte a pixel (grey, or a palette): the class of the
-    pixel, from 0. ``root/classes.txt`` names the classes, one a line; without it they are numbered. Masks of 0 and 255 only are
-    those of one thing and its background.
-
-    Args:
-        root: The folder.
-        height: Height that images and masks are resized to.
-        width: Width that images and masks are resized to.
-        crop: Side of the random crops in training; 0: whole images.
-        flip: Mirror training images and their masks with a chance of one half.
-        test_share: Share of each domain for testing.
-        validation_share: Share of each domain for validation.
-        seed: Decides the split.
-        ignore: The value of pixels without a class.
-        normalise: Normalisation.
-    """
-    check_share("mask_folder", "test_share", test_share)
-    check_share("mask_folder", "validation_share", validation_share)
-    if min(height, width) < 1 or crop < 0 or seed < 0 or test_share + validation_share >= 1:
-        raise OptionError(
-            f"mask_folder: height is {height}, width {width}, crop {crop}, seed {seed} and the shares {test_share} and {validation_share}; "
-            "sides must be at least 1, crop and seed 0 or larger, and the shares must leave something to train on."
-        )
+def _build(root: str, height: int, width: int, crop: int, flip: bool, ignore: int, **common: Any) -> DataSet:
+    options = OwnOptions(size=(height, width), augment_pairs=pair_augmentation(crop, flip), **common)
+    options.check("mask_folder")
     folder = Path(root).expanduser()
-    images = found_in(folder)
+    images = find(folder)
     if images.problems:
-        raise DataError(f"{folder}: {some_of(images.problems)} Every image needs a mask of the same name.")
+        raise DataError(f"{folder}: {some_of(images.problems)} Every image needs a mask with the same name.")
     names, meaning, notes = _classes(folder, images, ignore)
-    options = OwnOptions(
-        size=(height, width),
-        test_share=test_share,
-        validation_share=validation_share,
-        seed=seed,
-        normalise=normalise,
-        augment_pairs=pair_augmentation(crop, flip),
-    )
     return replace(images, outputs=names, meaning=meaning, notes=notes).data_set(options)
 
 
-def found_in(folder: Path) -> OwnImages:
-    """Return the images of a folder with their masks, which are not read yet; files without their other half are problems."""
+def find(folder: Path) -> OwnImages:
+    """Return the pairs of images and masks of a folder, not decoded yet. Files without a counterpart are problems."""
     tree = FolderTree(folder)
     found: dict[str, dict[tuple[str, str], str]] = {IMAGES: {}, MASKS: {}}
     for name in tree.names:
@@ -102,8 +71,9 @@ def found_in(folder: Path) -> OwnImages:
         found[kind][domain, "/".join([*inner[1:], PurePosixPath(name).stem])] = name
     if not found[IMAGES]:
         raise DataError(
-            f"{folder} holds no images in {IMAGES}/: {contents(folder)}. Expected <domain>/{IMAGES}/* and <domain>/{MASKS}/*."
+            f"{folder} has no images in {IMAGES}/: {contents(folder)}. Expected <domain>/{IMAGES}/* and <domain>/{MASKS}/*."
         )
+    names = folder / CLASS_FILE
     return OwnImages(
         root=folder,
         name=folder.resolve().name,
@@ -116,23 +86,17 @@ def found_in(folder: Path) -> OwnImages:
         classes=("",),
         reader='mask_folder(root="FOLDER"',
         problems=tuple(
-            f"{found[kind][key]} has nothing of its name in {other}/."
+            f"{found[kind][key]} has no counterpart in {other}/."
             for kind, other in ((IMAGES, MASKS), (MASKS, IMAGES))
             for key in sorted(found[kind].keys() - found[other].keys())
         ),
         task=SEGMENTATION,
-        outputs=_class_names(folder),
+        outputs=tuple(line.strip() for line in names.read_text().splitlines() if line.strip()) if names.is_file() else (),
     )
 
 
-def _class_names(folder: Path) -> tuple[str, ...]:
-    """The classes that ``classes.txt`` names; none where there is no such file."""
-    listed = folder / CLASS_FILE
-    return tuple(line.strip() for line in listed.read_text().splitlines() if line.strip()) if listed.is_file() else ()
-
-
 def _classes(folder: Path, images: OwnImages, ignore: int) -> tuple[tuple[str, ...], dict[int, int], tuple[str, ...]]:
-    """Return the names of the classes, the class of each value in the masks, and what users should know of them."""
+    """Return the class names, the class of each mask value, and notices."""
     values: set[int] = set()
     for image in images.images:
         values |= set(np.unique(np.asarray(mask_image(images.tree.read(image.mask), image.mask))).tolist())
@@ -140,27 +104,36 @@ def _classes(folder: Path, images: OwnImages, ignore: int) -> tuple[tuple[str, .
         meaning = {0: 0, 255: 1}
     else:
         meaning = {value: value for value in range(max(values - {ignore}, default=0) + 1) if value != ignore}
-    names = images.outputs
-    most = max(meaning.values())
-    if not names:
-        numbered = tuple(str(label) for label in range(most + 1))
-        return numbered, meaning, _gaps(folder, values & meaning.keys(), len(numbered))
-    if most >= len(names):
-        raise DataError(
-            f"{folder / CLASS_FILE} names {len(names)} classes, but masks hold the class {most}. Name it, or give ignore={most}."
+    count, largest = len(images.outputs), max(meaning.values())
+    if not count:
+        numbered = tuple(str(label) for label in range(largest + 1))
+        used = sorted(values & meaning.keys())
+        if len(used) == len(numbered):
+            return numbered, meaning, ()
+        shown = f"{', '.join(map(str, used[:NAMED_VALUES]))}{' ...' * (len(used) > NAMED_VALUES)}"
+        note = (
+            f"{folder}: the masks contain the values {shown}, which makes {len(numbered)} classes, {len(numbered) - len(used)} of them "
+            f"without any pixel. Number the classes without gaps, or list all of them in {CLASS_FILE}."
         )
-    return names, meaning, ()
+        return numbered, meaning, (note,)
+    if largest >= count:
+        raise DataError(
+            f"{folder / CLASS_FILE} lists {count} classes, but masks contain the value {largest}. Add the missing classes, or set ignore={largest}."
+        )
+    return images.outputs, meaning, ()
 
 
-def _gaps(folder: Path, values: set[int], classes: int) -> tuple[str, ...]:
-    """A sentence where values of masks leave numbers out, as shades of grey do."""
-    if len(values) == classes:
-        return ()
-    return (
-        f"{folder}: masks hold the values {', '.join(map(str, sorted(values)[:NAMED_VALUES]))}{' ...' * (len(values) > NAMED_VALUES)}, so "
-        f"there are {classes} classes from 0 on, of which {classes - len(values)} are never shown. Number the classes without gaps, or name "
-        f"them all in {CLASS_FILE}.",
-    )
+mask_folder = described_function(
+    "mask_folder",
+    """Images with masks in ``root/<domain>/images/*`` and ``root/<domain>/masks/*``, or ``root/images/<domain>/*`` and masks.
 
-
+    An image and its mask have the same file name except for the ending. A mask has one byte per pixel (grey or palette): the
+    class of the pixel, starting at 0. ``root/classes.txt`` lists the class names, one per line; without it, classes are
+    numbered. Masks that contain only 0 and 255 separate one object class from the background.
+    """,
+    "The folder.",
+    OPTIONS,
+    _build,
+    find,
+)
 data_sets.add(mask_folder)

@@ -1,4 +1,4 @@
-"""Data of the user's own by their path alone: a folder of images, or a table that lists them."""
+"""Open user-supplied data by its path: a folder of images, or a table that lists them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polyfed.data.registry import data_sets
 
 
 def is_own_data(text: str) -> bool:
-    """Return True if a text is the path of data; in case of doubt a known name wins, and ./NAME is the path."""
+    """Return True if a text is the path of data. A known name takes precedence over a folder; ./NAME is always a path."""
     return (os.path.isdir(text) and ("/" in text or text not in data_sets)) or _is_table(text)
 
 
@@ -24,12 +24,12 @@ def _is_table(text: str) -> bool:
 
 
 def own_data(path: str, **options: Any) -> DataSet:
-    """Read the data of a folder, a table or a Hugging Face copy; a folder with ``images/`` and ``masks/`` is for segmentation."""
+    """Read a folder, a table or a Hugging Face copy. A folder with ``images/`` and ``masks/`` is for segmentation."""
     return _reader(path)[0](path, **options)
 
 
 def options_of_own_data(path: str) -> Collection[str]:
-    """Return the names of the options that data of this kind has."""
+    """Return the option names for data of this kind."""
     return inspect.signature(_reader(path)[0]).parameters
 
 
@@ -39,11 +39,10 @@ def own_images(path: str) -> OwnImages:
 
 
 def _reader(path: str) -> tuple[Callable[..., DataSet], Callable[[Path], OwnImages]]:
-    """Return the function that reads the data, and the one that finds the images."""
-    if mask_folder.holds_masks(path):
-        return mask_folder.mask_folder, mask_folder.found_in
-    if huggingface.holds_copy(path):
-        return huggingface.huggingface, huggingface.copied_in
+    if mask_folder.has_masks(path):
+        return mask_folder.mask_folder, mask_folder.find
+    if huggingface.is_copy(path):
+        return huggingface.huggingface, huggingface.find
     if _is_table(path):
-        return manifest.manifest, manifest.listed_in
-    return image_folder.image_folder, image_folder.found_in
+        return manifest.manifest, manifest.find
+    return image_folder.image_folder, image_folder.find

@@ -1,4 +1,4 @@
-"""Images of the user's own, as a list of files with domain, class, group and split: what folders, tables, copies and masks have in common."""
+"""User-supplied images as a list of files with domain, class, group and split, shared by folders, tables, copies and masks."""
 
 from __future__ import annotations
 
@@ -34,22 +34,18 @@ SPLIT_WORDS = {
     "val": "validation",
     "test": "test",
 }
-"""What people call their splits."""
 
 
 @dataclass(frozen=True)
 class OwnImage:
     """One image file.
 
-    Args:
-        name: Its path below the folder of all images.
-        domain: Where it comes from.
-        label: Its class.
-        group: Whom or what it shows (a patient); no split tears a group apart. Empty where it stands for itself.
-        split: train, validation or test; empty where polyfed shall split.
-        target: What is to be learnt of it, where that is not its class: a row of 0 and 1, or a number. Its label then says only of
-            what a random split takes equal shares.
-        mask: The path of its mask; empty if it has none.
+    Attributes:
+        label: Class of the image. If there is a ``target``, the label is only the stratum for random splits.
+        group: Group (patient) of the image. All images of a group are in the same split. Empty if the image has no group.
+        split: train, validation or test. Empty if polyfed chooses the split.
+        target: Target other than a class: a row of 0 and 1, or a number.
+        mask: Path of the mask. Empty if there is none.
     """
 
     name: str
@@ -63,10 +59,7 @@ class OwnImage:
 
 @dataclass(frozen=True)
 class OwnOptions:
-    """How images of the user's own are split and prepared; the options of ``image_folder``, ``manifest`` and ``huggingface``.
-
-    Images with masks have a height and a width as ``size``, and ``augment_pairs``.
-    """
+    """Split and preparation of user-supplied images. For images with masks, ``size`` is a height and a width."""
 
     size: int | tuple[int, int] = 64
     test_share: float = 0.2
@@ -84,26 +77,26 @@ class OwnOptions:
         return (self.size, self.size) if isinstance(self.size, int) else self.size
 
     def check(self, owner: str) -> None:
-        """Refuse values that cannot be used, before files are looked for."""
+        """Reject invalid values before any file is read."""
         check_share(owner, "test_share", self.test_share)
         check_share(owner, "validation_share", self.validation_share)
         if min(self.sides) < 1 or self.seed < 0 or self.test_share + self.validation_share >= 1:
             raise OptionError(
-                f"{owner}: size is {self.size}, seed {self.seed} and the shares {self.test_share} and {self.validation_share}; "
-                "the size must be at least 1, the seed 0 or larger, and the shares must leave something to train on."
+                f"{owner}: sizes must be at least 1, seed at least 0, and test_share + validation_share below 1; "
+                f"got size {self.size}, seed {self.seed}, test_share {self.test_share} and validation_share {self.validation_share}."
             )
         preparation(self.normalise, self.augment)
 
 
 OPTION_TEXTS = {
     "size": "Side of the images.",
-    "test_share": "Share of each domain for testing, if the data has no test split.",
-    "validation_share": "Share of each domain for validation, if the data has no validation split.",
-    "seed": "Decides the split.",
+    "test_share": "Fraction of each domain used for testing, if the data has no test split.",
+    "validation_share": "Fraction of each domain used for validation, if the data has no validation split.",
+    "seed": "Seed of the split.",
     "skip_unreadable": "Skip unreadable images and report how many, instead of rejecting the data.",
     "augment": "Augmentation of training batches.",
     "normalise": "Normalisation.",
-    "middle_square": "Cut the middle square out of each image, instead of changing its aspect ratio.",
+    "middle_square": "Crop each image to its middle square, instead of changing its aspect ratio.",
 }
 
 
@@ -115,46 +108,31 @@ def registered_own(
     before: Sequence[DataOption] = (),
     after: Sequence[DataOption] = (),
 ) -> Callable[..., DataSet]:
-    """Register a way to read the user's own images, with the options of ``OwnOptions``.
+    """Register a reader of user-supplied images with the options of ``OwnOptions``, and the options ``before`` and ``after`` them."""
 
-    Args:
-        name: The name of the function that users call.
-        about: Its documentation without the parameters.
-        root: What ``root`` means.
-        find: Gets ``root`` as a path, and the options ``before`` and ``after``.
-        before: Parameters that come before the common options.
-        after: Parameters that come after them.
-    """
-
-    def build(root: str, **chosen: Any) -> DataSet:
-        options = OwnOptions(**{each: chosen.pop(each) for each in OPTION_TEXTS})
+    def build(root: str, **values: Any) -> DataSet:
+        options = OwnOptions(**{each: values.pop(each) for each in OPTION_TEXTS})
         options.check(name)
-        return find(Path(root).expanduser(), **chosen).data_set(options)
+        return find(Path(root).expanduser(), **values).data_set(options)
 
     defaults = {field.name: field.default for field in fields(OwnOptions)}
     common = [DataOption(each, defaults[each], text) for each, text in OPTION_TEXTS.items()]  # type: ignore[arg-type]
-    made = described_function(name, about, root, [*before, *common, *after], build, find)
-    data_sets.add(made)
-    return made
+    reader = described_function(name, about, root, [*before, *common, *after], build, find)
+    data_sets.add(reader)
+    return reader
 
 
 @dataclass(frozen=True)
 class OwnImages:
-    """All images of the user's own, not decoded yet.
+    """User-supplied images, not decoded yet.
 
-    Args:
-        root: What the user named.
-        name: The name of the data in tables.
-        tree: The folder of all images.
-        layout: The layout they were found in.
-        images: The files; those of a class of a domain in the order wanted.
-        classes: All classes, in the order of their labels; a domain may lack some.
-        reader: How data of this kind is written with options, up to the first of them.
-        notes: What users should know of the files, a sentence each.
-        problems: What must be fixed before they can be used, a sentence each.
-        task: What is learned.
-        outputs: Names of labels or outputs, if images do not have one class each.
-        meaning: The class of each value in the masks, if there are masks.
+    Attributes:
+        tree: Folder of all images.
+        images: Image files. The order within a class of a domain is kept.
+        classes: All classes in label order. A domain may lack some.
+        reader: Call that reads such data, up to its first option, for error messages.
+        outputs: Names of labels or outputs, if images do not have exactly one class.
+        meaning: Class of each mask value, if there are masks.
     """
 
     root: Path
@@ -172,19 +150,21 @@ class OwnImages:
 
     def __post_init__(self) -> None:
         if self.task.class_labels and len(self.classes) < 2:
-            raise DataError(f"{self.root} has one class only, {self.classes[0]}. Expected images of at least two classes.")
+            raise DataError(f"{self.root} has only one class, {self.classes[0]}. Add images of at least one more class.")
 
     @cached_property
     def by_domain(self) -> Mapping[str, Sequence[OwnImage]]:
-        """The images of each domain, class after class."""
-        place = {label: position for position, label in enumerate(self.classes)}
+        """Images by domain, in class order."""
         found: dict[str, list[OwnImage]] = {}
-        for image in sorted(self.images, key=lambda image: (image.domain, place[image.label])):
+        for image in sorted(self.images, key=lambda image: (image.domain, self._label_of[image.label])):
             found.setdefault(image.domain, []).append(image)
         return found
 
+    @cached_property
+    def _label_of(self) -> Mapping[str, int]:
+        return {name: label for label, name in enumerate(self.classes)}
+
     def _source(self, domain: str, images: Sequence[OwnImage], options: OwnOptions) -> DomainFiles:
-        """The files of a domain, with what splits them."""
         if self.meaning is not None:
             pairs = [(image.name, image.mask) for image in images]
             split = split_rows(options, self.facts(images))
@@ -196,31 +176,25 @@ class OwnImages:
                 "set": "own_images",
                 "size": options.size,
                 "square": options.middle_square,
-                "rows": self.rows(images),
+                "rows": [(self._label_of[image.label], image.group, image.split) for image in images],
                 "targets": [image.target for image in images],
             },
             files=self.tree.identity([image.name for image in images]),
             read=partial(self._read, images, options),
             split=partial(split_rows, options),
             skip_unreadable=options.skip_unreadable,
-            advice=f" To leave them out, write the data as: {self.reader}, skip_unreadable=True).",
+            advice=f" To skip them, specify the data as: {self.reader}, skip_unreadable=True).",
         )
 
-    def rows(self, images: Sequence[OwnImage]) -> list[tuple[int, str, str]]:
-        """Label, group and split of each image."""
-        place = {label: position for position, label in enumerate(self.classes)}
-        return [(place[image.label], image.group, image.split) for image in images]
-
     def facts(self, images: Sequence[OwnImage]) -> Arrays:
-        """Labels, splits and groups as arrays: what ``split_rows`` needs."""
-        labels, groups, splits = zip(*self.rows(images), strict=True)
+        """Return labels, splits, groups and targets as arrays, as ``split_rows`` requires them."""
         arrays: Arrays = {
-            "y": np.array(labels, np.int64),
-            "place": np.array([SPLITS.index(split) if split else -1 for split in splits]),
+            "y": np.array([self._label_of[image.label] for image in images], np.int64),
+            "place": np.array([SPLITS.index(image.split) if image.split else -1 for image in images]),
         }
-        if any(groups):
-            # An image without a group stands for itself.
-            names = [group or f"\0{position}" for position, group in enumerate(groups)]
+        if any(image.group for image in images):
+            # An image without a group forms a group of one.
+            names = [image.group or f"\0{position}" for position, image in enumerate(images)]
             numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
             arrays["group"] = np.array([numbers[name] for name in names], np.int64)
         if self.task is MULTILABEL:
@@ -235,7 +209,7 @@ class OwnImages:
         return {"x": x, "kept": readable, **{name: values[readable] for name, values in self.facts(images).items()}}
 
     def data_set(self, options: OwnOptions) -> DataSet:
-        """Decode (once), split and check."""
+        """Decode the images, or load them from the cache, then split and check them."""
         sources = [self._source(domain, images, options) for domain, images in self.by_domain.items()]
         domains = tuple(source.load() for source in sources)
         if self.meaning is None:
@@ -252,43 +226,38 @@ class OwnImages:
             default_model=self.task.default_model,
             task=self.task,
             source=source_text(sources, domains, pixels, f"seed {options.seed}", skipped),
-            notes=(*self.notes, *self.lacking(), *([f"{self.root}: {skipped}."] if "skipped" in skipped else [])),
+            notes=(*self.notes, *self.missing_classes(), *([f"{self.root}: {skipped}."] if "skipped" in skipped else [])),
         )
 
-    def lacking(self) -> list[str]:
-        """One sentence that names the classes that domains lack; nothing where each has all."""
-        lines = []
+    def missing_classes(self) -> list[str]:
+        """Return a notice that lists the classes without training images in each domain, if there are any."""
+        found = []
         for domain, images in self.by_domain.items() if self.task.class_labels else ():
-            absent = [
-                label for label in self.classes if label not in {image.label for image in images if image.split in ("", "train")}
-            ]
-            if len(absent) == len(self.classes):
-                lines.append(f"{domain} has no training images")
+            trained = {image.label for image in images if image.split in ("", "train")}
+            absent = [label for label in self.classes if label not in trained]
+            if not trained:
+                found.append(f"{domain} has no training images")
             elif absent:
-                lines.append(f"{domain} lacks {', '.join(absent)}")
-        return (
-            [f"Not every domain has training images of every class: {'; '.join(lines)}. Scores are over the classes tested."]
-            if lines
-            else []
-        )
+                found.append(f"{domain} lacks {', '.join(absent)}")
+        if not found:
+            return []
+        return [f"Some domains lack training images of some classes: {'; '.join(found)}. Scores cover only the classes tested."]
 
     def _require_usable(self, domain: Domain) -> None:
-        """Refuse a domain without test images, or one that lost a class with its unreadable images."""
-        parts = [part for part in (domain.train, domain.validation, domain.test) if part is not None and self.task.class_labels]
-        left = {label for part in parts for label in part.labels.tolist()}
-        there = {image.label for image in self.by_domain[domain.name]}
-        lost = [name for label, name in enumerate(self.classes) if label not in left and name in there]
-        if lost and self.task.class_labels:
-            raise DataError(
-                f"{self.root}: no image of the class {', '.join(lost)} of the domain {domain.name} can be read. Replace them."
-            )
+        """Reject a domain without test images, or without a readable image of one of its classes."""
+        if self.task.class_labels:
+            parts = [part for part in (domain.train, domain.validation, domain.test) if part is not None]
+            readable = {label for part in parts for label in part.labels.tolist()}
+            listed = {image.label for image in self.by_domain[domain.name]}
+            lost = [name for label, name in enumerate(self.classes) if label not in readable and name in listed]
+            if lost:
+                raise DataError(
+                    f"{self.root}: none of the {', '.join(lost)} images of the domain {domain.name} can be read. Replace them."
+                )
         if not len(domain.test):
-            raise DataError(
-                f"{self.root}: the domain {domain.name} has no images for testing. Add images, or set test_share above 0."
-            )
+            raise DataError(f"{self.root}: the domain {domain.name} has no test images. Add images, or set test_share above 0.")
 
     def _skipped(self, sources: Sequence[DomainFiles]) -> str:
-        """How many unreadable images were left out, and the first of them by name."""
         names = []
         for source in sources:
             readable = set(source.arrays()["kept"].tolist())
@@ -299,19 +268,19 @@ class OwnImages:
 
 
 def split_rows(options: OwnOptions, arrays: Arrays) -> Splits:
-    """The rows of each split: as the images say, else drawn by class, whole groups together."""
+    """Return the rows of each split: as specified for the images, otherwise drawn by class with whole groups together."""
     places = arrays["place"]
     if (places < 0).any():
-        rest, test = _drawn(arrays, np.arange(len(places)), options.test_share, options.seed)
-        train, validation = _drawn(arrays, rest, options.validation_share / (1 - options.test_share), options.seed)
+        rest, test = _draw(arrays, np.arange(len(places)), options.test_share, options.seed)
+        train, validation = _draw(arrays, rest, options.validation_share / (1 - options.test_share), options.seed)
         return {"train": train, "validation": validation, "test": test}
     train, validation, test = (np.flatnonzero(places == place) for place in range(len(SPLITS)))
     if not len(validation):
-        train, validation = _drawn(arrays, train, options.validation_share, options.seed)
+        train, validation = _draw(arrays, train, options.validation_share, options.seed)
     return {"train": train, "validation": validation, "test": test}
 
 
-def _drawn(arrays: Arrays, rows: NDArray[np.int64], share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _draw(arrays: Arrays, rows: NDArray[np.int64], share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     labels = arrays["y"][rows]
     rest, part = grouped(labels, arrays["group"][rows], share, seed) if "group" in arrays else stratified(labels, share, seed)
     return np.sort(rows[rest]), rows[part]

@@ -1,1 +1,1 @@
-"""How a data set is split among clients."""
+"""Partitions, which split a data set across clients."""

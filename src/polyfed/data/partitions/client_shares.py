@@ -1,7 +1,7 @@
-"""The share of the data that each client gets: cutting, drawing, and turning positions into clients. All partitions use it.
+"""Build clients from the training positions that a partition assigns to them.
 
-A partition says, for each client, which training positions of which domain it gets (a *holding*).
-This module gives each client its examples, the test sets of its domains, and its share of validation.
+A partition maps each client to its training positions per domain (a *holding*). This module adds the examples, the test sets of the
+domains, and a fraction of the validation examples.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ Holding: TypeAlias = Mapping[str, Positions]
 
 
 def numpy_generator(seed: int, *purpose: str) -> np.random.Generator:
-    """A NumPy generator of its own for each purpose, so that one draw never moves another.
+    """Return a separate NumPy generator for each purpose, so that draws never influence each other.
 
-    Partitions draw from it. Its streams are not those of ``polyfed.core.seeds``, from which runs draw.
+    Partitions use it. Its streams differ from those of ``polyfed.core.seeds``, which runs use.
     """
     if seed < 0:
-        raise SettingError(f"The seed is {seed}; it must be 0 or larger.")
+        raise SettingError(f"The seed must be at least 0, got {seed}.")
     return np.random.default_rng([seed, *"\n".join(purpose).encode()])
 
 
 def cut(positions: Positions, pieces: int) -> list[Positions]:
-    """Consecutive pieces whose sizes differ by at most one; piece i ends before ``int(n (i+1) / pieces)``."""
+    """Return consecutive pieces whose sizes differ by at most one. Piece i ends before ``int(n (i+1) / pieces)``."""
     bounds = [len(positions) * piece // pieces for piece in range(pieces + 1)]
     return [positions[start:stop] for start, stop in pairwise(bounds)]
 
 
 def numbered(stem: str, count: int) -> list[str]:
-    """Names ``stem-00``, ``stem-01``, ... that sort in the order of their numbers."""
+    """Return the names ``stem-00``, ``stem-01``, ..., padded so that they sort by number."""
     width = max(2, len(str(count - 1)))
     return [f"{stem}-{number:0{width}d}" for number in range(count)]
 
 
-def at_least(partition: str, option: str, value: float, least: float) -> None:
-    """Refuse an option below its least value."""
-    if value < least:
-        raise OptionError(f"{partition}: {option} is {value}; it must be at least {least}.")
+def check_min(partition: str, option: str, value: float, minimum: float) -> None:
+    """Reject an option below its minimum."""
+    if value < minimum:
+        raise OptionError(f"{partition}: {option} must be at least {minimum}, got {value}.")
 
 
 def pooled_labels(dataset: DataSet) -> NDArray[np.int64]:
-    """All training labels, domain after domain; a task that has none is refused."""
+    """Return all training labels in domain order. Reject a task without class labels."""
     dataset.task.require_class_labels("A partition by class")
     return np.concatenate([np.empty(0, np.int64), *(domain.train.labels.numpy() for domain in dataset.domains)])
 
 
 def by_domain(dataset: DataSet, pooled: Positions) -> dict[str, Positions]:
-    """Turn positions in the union of all domains into positions in each domain."""
+    """Convert positions in the union of all domains to positions in each domain."""
     starts = np.cumsum([0, *(len(domain.train) for domain in dataset.domains)])
     holding: dict[str, Positions] = {}
     for domain, start, stop in zip(dataset.domains, starts[:-1], starts[1:], strict=True):
@@ -69,36 +69,32 @@ def by_domain(dataset: DataSet, pooled: Positions) -> dict[str, Positions]:
 
 
 def clients_of(dataset: DataSet, holdings: Mapping[str, Holding], seed: int) -> tuple[ClientData, ...]:
-    """Clients that hold these positions, with the tests of their domains and their share of validation.
+    """Return clients with these training positions, the test sets of their domains, and part of the validation examples.
 
-    Args:
-        dataset: The data to split.
-        holdings: What each client gets, by client id.
-        seed: Decides who gets which validation example.
+    The seed determines how validation examples are split.
     """
     holdings = {client: {name: part for name, part in holding.items() if len(part)} for client, holding in holdings.items()}
     empty = [client for client, holding in holdings.items() if not holding]
     if empty:
         shown = ", ".join(empty[:10]) + (f" and {len(empty) - 10} more" if len(empty) > 10 else "")
         raise DataError(
-            f"{dataset.name}: no training data are left for {len(empty)} of {len(holdings)} clients: {shown}. "
-            "Use fewer clients or another partition."
+            f"{dataset.name}: no training data is left for {len(empty)} of {len(holdings)} clients: {shown}. "
+            "Use fewer clients or a different partition."
         )
     validations = _validations(dataset, holdings, seed)
     return tuple(
         ClientData(
             id=client,
             domains=tuple(domain.name for domain in dataset.domains if domain.name in holding),
-            train=_taken(dataset, holding, "train"),
+            train=_select(dataset, holding, "train"),
             tests={domain.name: domain.test for domain in dataset.domains if domain.name in holding},
-            validation=_taken(dataset, validations[client], "validation") if validations[client] else None,
+            validation=_select(dataset, validations[client], "validation") if validations[client] else None,
         )
         for client, holding in holdings.items()
     )
 
 
-def _taken(dataset: DataSet, holding: Holding, split: str) -> Examples:
-    """The examples of a holding, in the order of the data set."""
+def _select(dataset: DataSet, holding: Holding, split: str) -> Examples:
     parts: list[Examples] = []
     for domain in dataset.domains:
         if domain.name in holding:
@@ -108,8 +104,8 @@ def _taken(dataset: DataSet, holding: Holding, split: str) -> Examples:
 
 
 def _validations(dataset: DataSet, holdings: Mapping[str, Holding], seed: int) -> dict[str, dict[str, Positions]]:
-    """Each client's validation positions by domain; empty parts are left out."""
-    shares: dict[str, dict[str, Positions]] = {client: {} for client in holdings}
+    """Return the validation positions of each client by domain, without empty parts."""
+    found: dict[str, dict[str, Positions]] = {client: {} for client in holdings}
     for domain in dataset.domains:
         holders = [client for client, holding in holdings.items() if domain.name in holding]
         if domain.validation is None or not holders:
@@ -117,18 +113,14 @@ def _validations(dataset: DataSet, holdings: Mapping[str, Holding], seed: int) -
         parts = _split_validation(domain, dataset.task, [holdings[client][domain.name] for client in holders], seed)
         for client, part in zip(holders, parts, strict=True):
             if len(part):
-                shares[client][domain.name] = part
-    return shares
+                found[client][domain.name] = part
+    return found
 
 
 def _split_validation(domain: Domain, task: Task, holders: Sequence[Positions], seed: int) -> list[Positions]:
-    """Validation positions for each holder, class by class in proportion to its training examples of that class.
+    """Split validation positions by class, in proportion to the training examples of each client.
 
-    Args:
-        domain: The domain whose validation examples are split.
-        task: What is learnt; it says of which class each example is.
-        holders: The training positions of each client that holds some.
-        seed: Decides who gets which example.
+    ``holders`` has the training positions of each client that trains on the domain.
     """
     assert domain.validation is not None
     if len(holders) == 1:
@@ -141,7 +133,7 @@ def _split_validation(domain: Domain, task: Task, holders: Sequence[Positions], 
     for label in np.unique(labels):
         counts = table[:, label] if table[:, label].any() else table.sum(axis=1)
         positions = random.permutation(np.flatnonzero(labels == label))
-        # A new order of holders for each class: in one order, rounding would favour the same holders every time.
+        # Use a new client order for each class, because with a fixed order rounding would always favour the same clients.
         order = random.permutation(len(holders))
         bounds = np.rint(np.cumsum(counts[order]) / counts.sum() * len(positions)).astype(np.int64)
         for holder, piece in zip(order, np.split(positions, bounds[:-1]), strict=True):

@@ -1,4 +1,4 @@
-"""``federate`` turns a data set into a federation: a partition splits some domains among clients, others are set aside for testing."""
+"""Turn a data set into a federation: split some domains across clients, and hold out others for testing."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def federate(
     few_shot: int = 0,
     unseen_part: str = "test",
 ) -> Federation:
-    """Split a data set among clients and set aside the domains nobody trains on.
+    """Split a data set across clients, and hold out the unseen domains.
 
     Args:
         dataset: The data.
-        partition: The text of a registered partition.
-        unseen: Names of the domains to set aside.
-        seed: Decides all draws of the partition and the few shots.
-        few_shot: Training examples of each unseen domain that every client gets on top; no two clients get the same ones.
-        unseen_part: "test" tests an unseen domain on its test set, "all" on everything it has (few shots excepted).
+        partition: Expression of a registered partition.
+        unseen: Names of the domains to hold out.
+        seed: Seed of the partition and the few-shot examples.
+        few_shot: Number of training examples per unseen domain that every client receives additionally, without overlap.
+        unseen_part: "test" evaluates an unseen domain on its test set, "all" on all of its examples except few-shot examples.
     """
     if unseen_part not in ("test", "all"):
-        raise OptionError(f"unseen_part is {unseen_part!r}; it must be 'test' or 'all'.")
+        raise OptionError(f"unseen_part must be 'test' or 'all', got {unseen_part!r}.")
     if few_shot < 0 or (few_shot and not unseen):
-        raise OptionError(f"few_shot is {few_shot}; it must be 0 or larger, and needs at least one unseen domain.")
+        raise OptionError(f"few_shot must be at least 0 and requires at least one unseen domain, got {few_shot}.")
     names = dict.fromkeys([unseen] if isinstance(unseen, str) else unseen)
     targets = [dataset.domain(name) for name in names]
     seen = replace(dataset, domains=tuple(part for part in dataset.domains if part.name not in names))
@@ -46,7 +46,7 @@ def federate(
     tested: dict[str, Examples] = {}
     for target in targets:
         shots, rest = _few_shots(target, len(clients), few_shot, seed)
-        tested[target.name] = target.test if unseen_part == "test" else _whole(target, rest)
+        tested[target.name] = target.test if unseen_part == "test" else whole_domain(target, rest)
         if few_shot:
             clients = tuple(
                 replace(client, train=joined([client.train, target.train.subset(torch.from_numpy(shot))]))
@@ -67,12 +67,12 @@ def federate(
 
 
 def _few_shots(target: Domain, clients: int, shots: int, seed: int) -> tuple[list[Positions], Positions]:
-    """Training positions for each client, and those that nobody gets."""
+    """Return the training positions for each client, and the remaining positions."""
     total = len(target.train)
     if clients * shots > total:
         raise DataError(
             f"few_shot: {clients} clients with {shots} examples each need {clients * shots} training examples of {target.name}, "
-            f"which has {total}. Use at most {total // clients}."
+            f"which has {total}. Use at most {total // clients} per client."
         )
     shuffled = numpy_generator(seed, "few_shot", target.name).permutation(total)
     return [np.sort(shuffled[client * shots : (client + 1) * shots]) for client in range(clients)], np.sort(
@@ -80,12 +80,8 @@ def _few_shots(target: Domain, clients: int, shots: int, seed: int) -> tuple[lis
     )
 
 
-def whole_domain(target: Domain) -> Examples:
-    """Everything a domain has."""
-    return _whole(target, np.arange(len(target.train)))
-
-
-def _whole(target: Domain, training: Positions) -> Examples:
-    """Everything a domain has, with only these of its training positions."""
-    parts = [target.train.subset(torch.from_numpy(training)), target.validation, target.test]
+def whole_domain(target: Domain, training: Positions | None = None) -> Examples:
+    """Return all examples of a domain, optionally with only some of its training positions."""
+    rows = np.arange(len(target.train)) if training is None else training
+    parts = [target.train.subset(torch.from_numpy(rows)), target.validation, target.test]
     return joined([part for part in parts if part is not None and len(part)])

@@ -1,21 +1,21 @@
-"""Partitions: from the domains of a data set to the clients of a federation.
+"""Partitions, which split the domains of a data set across the clients of a federation.
 
-Every training example goes to exactly one client. A partition is written as text, for example
-``domain_even(clients=20)`` or ``dirichlet(clients=100, alpha=0.1)``; the run gives data and seed.
-flwr-datasets is not used: it partitions Hugging Face data sets, and ours are tensors.
+Every training example belongs to exactly one client. A partition is an expression such as ``domain_even(clients=20)`` or
+``dirichlet(clients=100, alpha=0.1)``; the run supplies data and seed. flwr-datasets is not used, because it partitions Hugging Face data
+sets, not tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from polyfed.core.data_types import ClientData, DataSet
-from polyfed.data.partitions.client_shares import at_least, by_domain, clients_of, cut, numbered, numpy_generator, pooled_labels
+from polyfed.data.partitions.client_shares import by_domain, check_min, clients_of, cut, numbered, numpy_generator, pooled_labels
 from polyfed.data.partitions.federate import federate
 from polyfed.data.partitions.label_skew import per_class_counts, per_client_counts, positions_of, shard_counts
 from polyfed.data.registry import partitions
@@ -26,11 +26,11 @@ __all__ = ["dirichlet", "domain", "domain_even", "domain_parts", "domain_split",
 
 
 def domain(dataset: DataSet, seed: int) -> tuple[ClientData, ...]:
-    """One client per domain, named like it.
+    """Create one client per domain, with the name of the domain.
 
     Args:
         dataset: The data to split.
-        seed: Not used: nothing is drawn.
+        seed: Not used, because nothing is drawn.
     """
     return tuple(
         ClientData(id=part.name, domains=(part.name,), train=part.train, tests={part.name: part.test}, validation=part.validation)
@@ -39,14 +39,14 @@ def domain(dataset: DataSet, seed: int) -> tuple[ClientData, ...]:
 
 
 def domain_even(dataset: DataSet, seed: int, clients: int = 20) -> tuple[ClientData, ...]:
-    """Each domain shuffled and cut into equal clients, so that five domains with 20 clients each make 100.
+    """Shuffle each domain and split it into clients of equal size. Five domains with 20 clients each yield 100 clients.
 
     Args:
         dataset: The data to split.
-        seed: Decides the shuffle.
+        seed: Seed of the shuffle.
         clients: Clients per domain.
     """
-    at_least("domain_even", "clients", clients, 1)
+    check_min("domain_even", "clients", clients, 1)
     holdings = {}
     for part in dataset.domains:
         shuffled = numpy_generator(seed, "domain_even", part.name).permutation(len(part.train))
@@ -56,20 +56,20 @@ def domain_even(dataset: DataSet, seed: int, clients: int = 20) -> tuple[ClientD
 
 
 def domain_parts(dataset: DataSet, seed: int, parts: int = 2, out_of: int = 0) -> tuple[ClientData, ...]:
-    """Each domain cut, as it is ordered, into consecutive parts of equal size; every part is a client.
+    """Split each domain in its given order into consecutive parts of equal size. Each part is a client.
 
-    Digits-Five with 7,438 examples per domain and ``out_of=10`` gives the parts of the FedBN authors
-    (743 or 744 examples), of which the first ``parts`` become clients and the rest stays unused.
+    For Digits-Five with 7,438 examples per domain, ``out_of=10`` yields the parts of the FedBN authors (743 or 744 examples). The
+    first ``parts`` of them become clients, and the rest is not used.
 
     Args:
         dataset: The data to split.
-        seed: Decides only who gets which validation example.
+        seed: Seed of the validation split.
         parts: Clients per domain.
-        out_of: Number of parts a domain is cut into; 0 means as many as there are clients, so that nothing is left over.
+        out_of: Number of parts that a domain is split into; 0 means ``parts``, so that all examples are used.
     """
-    at_least("domain_parts", "parts", parts, 1)
+    check_min("domain_parts", "parts", parts, 1)
     pieces = out_of or parts
-    at_least("domain_parts", "out_of", pieces, parts)
+    check_min("domain_parts", "out_of", pieces, parts)
     holdings = {}
     for part in dataset.domains:
         cuts = cut(np.arange(len(part.train)), pieces)[:parts]
@@ -79,14 +79,14 @@ def domain_parts(dataset: DataSet, seed: int, parts: int = 2, out_of: int = 0) -
 
 
 def iid(dataset: DataSet, seed: int, clients: int) -> tuple[ClientData, ...]:
-    """All domains together, shuffled and cut into equal clients.
+    """Pool and shuffle all domains, and split them into clients of equal size.
 
     Args:
         dataset: The data to split.
-        seed: Decides the shuffle.
+        seed: Seed of the shuffle.
         clients: Number of clients.
     """
-    at_least("iid", "clients", clients, 1)
+    check_min("iid", "clients", clients, 1)
     total = sum(len(part.train) for part in dataset.domains)
     return _from_union(dataset, cut(numpy_generator(seed, "iid").permutation(total), clients), seed)
 
@@ -94,23 +94,23 @@ def iid(dataset: DataSet, seed: int, clients: int) -> tuple[ClientData, ...]:
 def dirichlet(
     dataset: DataSet, seed: int, clients: int, alpha: float, rule: str = "per_class", minimum: int = 10
 ) -> tuple[ClientData, ...]:
-    """All domains together, split with label skew drawn from a Dirichlet distribution.
+    """Pool all domains, and split them with label skew from a Dirichlet distribution.
 
     Args:
         dataset: The data to split.
-        seed: Decides all draws.
+        seed: Seed of all draws.
         clients: Number of clients.
-        alpha: Concentration; small values give few classes per client.
-        rule: "per_class" draws each class's proportions over the clients; "per_client" draws each client's
-            proportions over the classes and gives all clients the same number of examples.
-        minimum: Least number of examples of any client.
+        alpha: Concentration. Small values yield few classes per client.
+        rule: "per_class" draws the proportions of each class over the clients; "per_client" draws the proportions of each client
+            over the classes, with the same number of examples for all clients.
+        minimum: Smallest number of examples per client.
     """
-    at_least("dirichlet", "clients", clients, 1)
-    at_least("dirichlet", "minimum", minimum, 1)
+    check_min("dirichlet", "clients", clients, 1)
+    check_min("dirichlet", "minimum", minimum, 1)
     if not alpha > 0:
-        raise OptionError(f"dirichlet: alpha is {alpha}; it must be larger than 0.")
+        raise OptionError(f"dirichlet: alpha must be greater than 0, got {alpha}.")
     if rule not in ("per_class", "per_client"):
-        raise OptionError(f"dirichlet: rule is {rule!r}; it must be one of: per_class, per_client.")
+        raise OptionError(f"dirichlet: rule must be 'per_class' or 'per_client', got {rule!r}.")
     labels = pooled_labels(dataset)
     if len(labels) < clients * minimum:
         raise DataError(
@@ -127,21 +127,21 @@ def dirichlet(
 
 
 def shards(dataset: DataSet, seed: int, clients: int, classes_per_client: int = 2) -> tuple[ClientData, ...]:
-    """All domains together, each class cut into shards; every client gets shards of the same number of classes.
+    """Pool all domains and cut each class into shards. Every client receives shards of the same number of classes.
 
     Args:
         dataset: The data to split.
-        seed: Decides who gets which classes and examples.
+        seed: Seed of all draws.
         clients: Number of clients.
-        classes_per_client: Number of classes each client sees.
+        classes_per_client: Number of classes per client.
     """
-    at_least("shards", "clients", clients, 1)
-    at_least("shards", "classes_per_client", classes_per_client, 1)
+    check_min("shards", "clients", clients, 1)
+    check_min("shards", "classes_per_client", classes_per_client, 1)
     labels = pooled_labels(dataset)
     present, totals = np.unique(labels, return_counts=True)
     if not classes_per_client <= len(present) <= clients * classes_per_client:
         raise DataError(
-            f"shards: {clients} clients with {classes_per_client} classes each cannot hold the {len(present)} classes "
+            f"shards: {clients} clients with {classes_per_client} classes each do not cover the {len(present)} classes "
             f"of {dataset.name}. Use 1 to {len(present)} classes per client, and clients x classes of at least {len(present)}."
         )
     random = numpy_generator(seed, "shards")
@@ -150,17 +150,17 @@ def shards(dataset: DataSet, seed: int, clients: int, classes_per_client: int = 
 
 
 def natural(dataset: DataSet, seed: int) -> tuple[ClientData, ...]:
-    """One client per natural id (patient, writer, device) of each domain.
+    """Create one client per natural id (patient, writer, device) of each domain.
 
     Args:
-        dataset: The data to split; its domains need ``groups``.
-        seed: Decides only who gets which validation example.
+        dataset: The data to split. Its domains need ``groups``.
+        seed: Seed of the validation split.
     """
     holdings = {}
     for part in dataset.domains:
         if part.groups is None:
             raise DataError(
-                f"natural: domain {part.name} of {dataset.name} has no natural ids. Use another partition, such as domain."
+                f"natural: domain {part.name} of {dataset.name} has no natural ids. Use a different partition, such as domain."
             )
         if len(part.groups) != len(part.train):
             raise DataError(
@@ -176,26 +176,26 @@ def natural(dataset: DataSet, seed: int) -> tuple[ClientData, ...]:
 def domain_split(
     dataset: DataSet, seed: int, clients: int, domains_per_client: int = 1, held_out: float = 0.1
 ) -> tuple[ClientData, ...]:
-    """Every client gets parts of the same number of domains (Algorithm 5 of hFedF).
+    """Give every client parts of the same number of domains (Algorithm 5 of hFedF).
 
-    With N clients, d domains per client and Z domains, the ``N d mod Z`` largest domains are cut at random into
-    ``floor(N d / Z) + 1`` equal parts, the others into one part less. The parts are assigned domain by domain,
-    in turn to all clients; domains and clients are put into a random order first.
+    With N clients, d domains per client and Z domains, the ``N d mod Z`` largest domains are split at random into
+    ``floor(N d / Z) + 1`` equal parts, and the others into one part less. The parts are assigned to the clients in turn, domain by
+    domain, after domains and clients have been shuffled.
 
     Args:
         dataset: The data to split.
-        seed: Decides all draws.
+        seed: Seed of all draws.
         clients: Number of clients.
-        domains_per_client: Number of domains each client sees: 1 is the strongest shift, all domains the weakest.
-        held_out: Share of each client's examples set aside for validation if the domains come without a validation part.
+        domains_per_client: Number of domains per client: 1 is the strongest shift, all domains the weakest.
+        held_out: Fraction of each client's examples used for validation, if the domains have no validation split.
     """
-    at_least("domain_split", "clients", clients, 1)
-    at_least("domain_split", "domains_per_client", domains_per_client, 1)
+    check_min("domain_split", "clients", clients, 1)
+    check_min("domain_split", "domains_per_client", domains_per_client, 1)
     check_share("domain_split", "held_out", held_out)
     number = len(dataset.domains)
     if not domains_per_client <= number <= clients * domains_per_client:
         raise DataError(
-            f"domain_split: {clients} clients with {domains_per_client} domains each cannot hold the {number} domains of "
+            f"domain_split: {clients} clients with {domains_per_client} domains each do not cover the {number} domains of "
             f"{dataset.name}. Use 1 to {number} domains per client, and clients x domains_per_client of at least {number}."
         )
     random = numpy_generator(seed, "domain_split")
@@ -210,10 +210,10 @@ def domain_split(
         for piece in cut(random.permutation(len(part.train)), pieces + (part.name in largest)):
             holdings[order[turn % clients]][part.name] = piece
             turn += 1
-    made = clients_of(dataset, holdings, seed)
+    split = clients_of(dataset, holdings, seed)
     if held_out == 0 or any(part.validation is not None for part in dataset.domains):
-        return made
-    return tuple(_with_held_out(client, held_out, seed, _groups(dataset, holdings[client.id])) for client in made)
+        return split
+    return tuple(_hold_out(client, held_out, seed, _groups(dataset, holdings[client.id])) for client in split)
 
 
 for _partition in (domain, domain_even, domain_parts, iid, dirichlet, shards, natural, domain_split):
@@ -221,21 +221,12 @@ for _partition in (domain, domain_even, domain_parts, iid, dirichlet, shards, na
 
 
 def _from_union(dataset: DataSet, pieces: Sequence[Positions], seed: int) -> tuple[ClientData, ...]:
-    """Clients from pieces of the union of all domains."""
     names = numbered("client", len(pieces))
     return clients_of(dataset, {name: by_domain(dataset, piece) for name, piece in zip(names, pieces, strict=True)}, seed)
 
 
-@dataclass(frozen=True)
-class _Groups:
-    """The group (patient) and the domain of each training example of a client, in their order."""
-
-    number: NDArray[np.int64]
-    domain: NDArray[np.int64]
-
-
-def _groups(dataset: DataSet, holding: Mapping[str, Positions]) -> _Groups | None:
-    """The groups of a client's training examples; None if no domain has any."""
+def _groups(dataset: DataSet, holding: Mapping[str, Positions]) -> NDArray[np.int64] | None:
+    """Return domain and group (n, 2) of a client's training examples, or None if there are no groups."""
     held = [part for part in dataset.domains if part.name in holding]
     if all(part.groups is None for part in held):
         return None
@@ -243,15 +234,15 @@ def _groups(dataset: DataSet, holding: Mapping[str, Positions]) -> _Groups | Non
     for place, part in enumerate(held):
         for position in np.sort(holding[part.name]).tolist():
             found.append((place, position if part.groups is None else int(part.groups[position])))
-    rows = np.array(found, np.int64).reshape(-1, 2)
-    return _Groups(np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1), rows[:, 0])
+    return np.array(found, np.int64).reshape(-1, 2)
 
 
-def _with_held_out(client: ClientData, share: float, seed: int, groups: _Groups | None) -> ClientData:
-    """The client with a random share of its training examples moved to validation: whole groups together, and no domain as a whole."""
-    if groups is not None:
-        rest_rows, moved_rows = grouped(client.train.labels.numpy(), groups.number, share, seed)
-        emptied = ~np.isin(groups.domain[moved_rows], groups.domain[rest_rows])
+def _hold_out(client: ClientData, share: float, seed: int, rows: NDArray[np.int64] | None) -> ClientData:
+    """Move a random fraction of the training examples to validation, without splitting groups or removing a whole domain."""
+    if rows is not None:
+        numbers = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+        rest_rows, moved_rows = grouped(client.train.labels.numpy(), numbers, share, seed)
+        emptied = ~np.isin(rows[moved_rows, 0], rows[rest_rows, 0])
         rest = torch.from_numpy(np.sort(np.concatenate([rest_rows, moved_rows[emptied]])))
         moved = torch.from_numpy(moved_rows[~emptied])
         return replace(client, train=client.train.subset(rest), validation=client.train.subset(moved)) if len(moved) else client

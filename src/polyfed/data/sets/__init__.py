@@ -1,8 +1,7 @@
-"""One file per data set; each registers a function that returns a DataSet. ``digit_recipes`` draws digits-mini.
+"""Data sets, one per file, each of which registers a function that returns a DataSet.
 
-To add a data set that is read from files, copy ``pacs.py`` (images in ``<domain>/<class>/``) or, for files of another form,
-``cifar10.py``, and change what it declares. Nothing else has to be edited: listings, ``polyfed show``, ``polyfed data check``
-and the validation of recipes read the declaration.
+To add a data set that is read from files, copy ``pacs.py`` (images in ``<domain>/<class>/``) or ``cifar10.py`` (other files), and change
+the declaration. No other file needs editing: listings, ``polyfed show``, ``polyfed data check`` and recipes use the declaration.
 """
 
 # Registers image_folder, manifest, huggingface and mask_folder.

@@ -1,4 +1,4 @@
-"""Camelyon17: patches of lymph nodes with and without tumour, from five hospitals, as WILDS has them."""
+"""Camelyon17 in the form of WILDS: patches of lymph nodes with and without tumour from five hospitals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ HELD_OUT = 0.2
 
 
 def find(root: Path, size: int, split: str) -> list[StreamedFiles]:
-    """The hospitals under a folder."""
     for tree in existing_trees(root, PLACES):
         if (tree.path / TABLE).is_file():
             return _hospitals(tree, size, split)
@@ -35,15 +34,15 @@ def find(root: Path, size: int, split: str) -> list[StreamedFiles]:
 
 def _hospitals(tree: FileTree, size: int, split: str) -> list[StreamedFiles]:
     rows = _rows(tree)
-    there = set(tree.names)
+    existing = set(tree.names)
     found = []
     for centre, domain in enumerate(DOMAINS):
-        own = [row for row in rows if row["center"] == str(centre)]
-        present = [row for row in own if _file(row) in there]
-        missing = [_file(row) for row in own if _file(row) not in there]
-        problems = [f"{TABLE} names no patch of {domain} (center {centre})."] if not own else []
+        listed = [row for row in rows if row["center"] == str(centre)]
+        present = [row for row in listed if _file(row) in existing]
+        missing = [_file(row) for row in listed if _file(row) not in existing]
+        problems = [f"{TABLE} lists no patch of {domain} (center {centre})."] if not listed else []
         if missing:
-            problems.append(f"{len(missing)} patches of {domain} are named in {TABLE} but missing: {first_of(missing)}.")
+            problems.append(f"{len(missing)} patches of {domain} are listed in {TABLE} but missing: {first_of(missing)}.")
         labels = np.array([int(row["tumor"]) for row in present], np.int64)
         patients = np.array([int(row["patient"]) for row in present], np.int64)
         found.append(
@@ -67,18 +66,14 @@ def _rows(tree: FileTree) -> list[dict[str, str]]:
     try:
         rows = list(csv.DictReader(io.StringIO(tree.read(TABLE).decode("utf-8"))))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{tree.path / TABLE} cannot be read as a table: {error}.") from error
+        raise DataError(f"Cannot read {tree.path / TABLE} as a table: {error}.") from error
     lacking = [column for column in COLUMNS if not rows or column not in rows[0]]
     if lacking:
         raise DataError(f"{tree.path / TABLE} lacks the columns {', '.join(lacking)}.")
-    wrong = [number for number, row in enumerate(rows, 2) if not all(_is_number(row[column]) for column in COLUMNS)]
+    wrong = [number for number, row in enumerate(rows, 2) if not all((row[column] or "").isdecimal() for column in COLUMNS)]
     if wrong:
-        raise DataError(f"{tree.path / TABLE}, line {wrong[0]}: a patient, place, label or center is no number.")
+        raise DataError(f"{tree.path / TABLE}, line {wrong[0]}: a value of {', '.join(COLUMNS)} is not a number.")
     return rows
-
-
-def _is_number(text: str | None) -> bool:
-    return text is not None and text.isdecimal()
 
 
 def _file(row: dict[str, str]) -> str:
@@ -87,7 +82,7 @@ def _file(row: dict[str, str]) -> str:
 
 
 def _split(split: str, labels: np.ndarray, patients: np.ndarray) -> Splits:
-    """Four fifths for training; the rest for validation and test, in turn or by patient."""
+    """Use four fifths for training, and split the rest between validation and test, alternately or by patient."""
     if split == "images":
         return in_turn(labels, stratified(labels, HELD_OUT, seed=0)[0])
     rest, held_out = grouped(labels, patients, HELD_OUT, seed=0)
@@ -97,11 +92,11 @@ def _split(split: str, labels: np.ndarray, patients: np.ndarray) -> Splits:
 
 CAMELYON17 = Declaration(
     name="camelyon17",
-    about="""Camelyon17: 96x96 patches of lymph nodes, with tumour in their middle or not, from five hospitals.
+    about="""Camelyon17: 96x96 patches of lymph nodes from five hospitals, with or without tumour in the centre.
 
-    Hospital 1 is center 0 of WILDS. A split with seed 0 leaves four fifths of each hospital for training, as gPerXAN does; the rest
-    is for validation and test. With ``split="images"``, the paper's, patches of one patient are in all three; with
-    ``"patients"`` they are not. Patches are decoded when they are first needed. WILDS has 455,954; gPerXAN prints 455,964.
+    Hospital 1 is center 0 of WILDS. A split with seed 0 uses four fifths of each hospital for training, as in gPerXAN, and the rest
+    for validation and test. With ``split="images"``, as in the paper, the splits share patients; with ``"patients"`` they do not.
+    Patches are decoded on first use. WILDS has 455,954 patches; gPerXAN reports 455,964.
     """,
     title="Camelyon17",
     domains=DOMAINS,
@@ -114,10 +109,8 @@ CAMELYON17 = Declaration(
     default_model="resnet18",
     options=(
         size_option(96, "Side of the images; the patches have 96."),
-        DataOption(
-            "split", "images", '"images" (gPerXAN\'s) or "patients" (a patient is on one side only).', ("images", "patients")
-        ),
-        augment_option("flip_jitter", "Augmentation of training batches; gPerXAN's by default."),
+        DataOption("split", "images", '"images" (as in gPerXAN) or "patients" (patients are never split).', ("images", "patients")),
+        augment_option("flip_jitter", "Augmentation of training batches; by default that of gPerXAN."),
         normalise_option("imagenet"),
     ),
     page="https://wilds.stanford.edu/datasets/: camelyon17_v1.0, unpacked (10 GB)",

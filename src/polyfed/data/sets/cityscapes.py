@@ -1,4 +1,4 @@
-"""Cityscapes: street scenes of 21 cities with a class for each pixel (19 classes). A domain is a city, so each city is a client."""
+"""Cityscapes: street scenes of 21 cities segmented into 19 classes, with one domain per city."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLASSES = (
 CLASS_OF_ID = {
     value: label for label, value in enumerate((7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33))
 }
-"""The train ids of the authors by the values of ``*_labelIds.png``; the other values are left out of training and scores."""
+"""Train ids of the authors by the values of ``*_labelIds.png``. Other values are ignored in training and scores."""
 # fmt: off
 TRAINING = {
     "aachen": 174, "bochum": 96, "bremen": 316, "cologne": 154, "darmstadt": 85, "dusseldorf": 221, "erfurt": 109, "hamburg": 248,
@@ -45,7 +45,7 @@ _NAME = re.compile(
 
 
 def find(root: Path, height: int = 256) -> Sequence[DomainFiles]:
-    """The cities under a folder, those of the training part first."""
+    """Return the cities below a folder, with training cities first."""
     packed = [tree for tree in joined_archives(root, PLACES, ARCHIVE_NAMES) if len(tree.trees) == len(ARCHIVE_NAMES)]
     for layout, trees in ((FOLDER, existing_trees(root, PLACES)), (ARCHIVES, packed)):
         for tree in trees:
@@ -56,14 +56,14 @@ def find(root: Path, height: int = 256) -> Sequence[DomainFiles]:
 
 
 def _is_validation(pairs: Pairs) -> bool:
-    """Whether a city is of the authors' validation part."""
+    """Return True if the city is in the authors' validation split."""
     found = _NAME.search(pairs[0][0])
     return found is not None and found[2] == "val"
 
 
 def _city(tree: FileTree, layout: str, city: str, pairs: Pairs, height: int) -> DomainFiles:
-    ready = pairs[0][1].endswith("labelTrainIds.png")
-    meaning = {label: label for label in range(len(CLASSES))} if ready else CLASS_OF_ID
+    has_train_ids = pairs[0][1].endswith("labelTrainIds.png")
+    meaning = {label: label for label in range(len(CLASSES))} if has_train_ids else CLASS_OF_ID
     return mask_files(city, layout, tree, pairs, (height, ASPECT * height), meaning, _split)
 
 
@@ -73,7 +73,7 @@ def _key(file: str) -> tuple[bool, str, str] | None:
 
 
 def _split(pairs: Pairs) -> Splits:
-    """Of a training city the last tenth, in the order of time, for testing; a validation city is all for testing."""
+    """Use the last tenth of a training city for testing, and all of a validation city."""
     count = len(pairs)
     boundary = 0 if _is_validation(pairs) else count - max(1, round(TEST_SHARE * count))
     return {"train": np.arange(boundary), "test": np.arange(boundary, count)}
@@ -81,29 +81,28 @@ def _split(pairs: Pairs) -> Splits:
 
 CITYSCAPES = Declaration(
     name="cityscapes",
-    about="""Cityscapes: street scenes with a class for each pixel; a domain is a city, and each training city is a client.
+    about="""Cityscapes: segmented street scenes, with one domain per city.
 
-    The last tenth of each training city is for testing its client. The three cities of the authors' validation part have no
-    training images: name them with ``--unseen frankfurt --unseen lindau --unseen munster`` to score the newcomer on them, as
-    FixBN's Table 3 does for all 500.
-    Images are decoded once, a city at a time, into memory-mapped arrays.
+    The last tenth of each training city is used to test its client. The three cities of the authors' validation split have no
+    training images. Hold them out with ``--unseen frankfurt --unseen lindau --unseen munster`` to score the newcomer model on them, as
+    FixBN's Table 3 does on all 500 images. Images are decoded once, one city at a time, into memory-mapped arrays.
     """,
     title="Cityscapes",
     domains=(*TRAINING, *VALIDATION),
     classes=CLASSES,
-    splits="the last tenth of each training city for testing; the authors' validation cities are for testing only",
-    terms="for non-commercial use, after registration at cityscapes-dataset.com; it may not be passed on",
+    splits="the last tenth of each training city for testing; the authors' validation cities for testing only",
+    terms="non-commercial use, after registration at cityscapes-dataset.com; redistribution is not allowed",
     citation="Cordts et al. 2016",
     layouts=(FOLDER, ARCHIVES),
     expected={FOLDER: SIZES, ARCHIVES: SIZES},
     default_model="deeplabv3plus",
     trains_with=TrainsWith(lr=0.001, optimizer="adam", batch_size=8),
     options=(
-        height_option(256, "Height of the images, half of their width: 1024 as published, which FixBN tests at."),
+        height_option(256, "Height of the images, half of their width. Published images have 1024, which FixBN uses for testing."),
         *crop_options(192),
         normalise_option("imagenet"),
     ),
-    page="https://www.cityscapes-dataset.com/downloads/: register, then leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip (as they are, or unpacked)",
+    page="https://www.cityscapes-dataset.com/downloads/: register, then leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip (packed or unpacked)",
     find=find,
     side=256,
     task=SEGMENTATION,

@@ -1,4 +1,4 @@
-"""A multi-label data set made from another one: every example has two labels, its class and its domain."""
+"""A multi-label data set derived from another one: the labels of an example are its class and its domain."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from polyfed.tasks.known import MULTILABEL
 
 
 def class_and_domain(of: str, root: str | None = None) -> DataSet:
-    """Any data set for classification as a multi-label one: the labels are all classes and all domains, and every example has one of each.
+    """Convert a classification data set to a multi-label one, whose labels are the class and the domain of each example.
 
-    A model that leaves domains out of its features cannot answer it, so it shows what a method keeps of them.
+    A model without domain information in its features cannot predict the domain, so this data set shows how much of it a method keeps.
 
     Args:
-        of: The data set, as text: "pacs(size=48)".
+        of: Expression of the data set, such as "pacs(size=48)".
         root: Folder of its files.
     """
     inner = data_sets.build(of, **({} if root is None else {"root": root}))
     if not inner.task.class_labels:
-        raise OptionError(f"class_and_domain: {of} is a data set for {inner.task.name}, and its examples have no class.")
+        raise OptionError(f"class_and_domain requires a classification data set, but {of} is for {inner.task.name}.")
     names = tuple(domain.name for domain in inner.domains)
-    domains = tuple(_relabelled(domain, place, len(inner.classes), len(names)) for place, domain in enumerate(inner.domains))
+    domains = tuple(_relabel(domain, place, len(inner.classes), len(names)) for place, domain in enumerate(inner.domains))
     return replace(
         inner,
         name=f"{inner.name} (class and domain)",
@@ -37,7 +37,7 @@ def class_and_domain(of: str, root: str | None = None) -> DataSet:
     )
 
 
-def _relabelled(domain: Domain, place: int, classes: int, domains: int) -> Domain:
+def _relabel(domain: Domain, place: int, classes: int, domains: int) -> Domain:
     def both(examples: Examples) -> Relabelled:
         row = torch.zeros(len(examples), classes + domains, dtype=torch.bool)
         row[torch.arange(len(examples)), examples.labels] = True

@@ -1,4 +1,4 @@
-"""Digits-Five: the same ten digits from five sources."""
+"""Digits-Five: ten digits from five sources."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import numpy as np
 
 from polyfed.core.data_types import TrainsWith
 from polyfed.data.declaration import (
-    DataOption,
     Declaration,
     SplitCounts,
     augment_option,
-    check_per_domain,
+    per_domain_option,
     registered,
     validation_option,
 )
@@ -69,51 +68,44 @@ PACKED_SIZES: Mapping[str, SplitCounts] = {
     },
 }
 
+
+def _remote(folder: str, mirrors: tuple[str, ...], megabytes: int, md5: Mapping[str, str]) -> tuple[RemoteFile, ...]:
+    return tuple(
+        RemoteFile(f"{folder}/{name}", tuple(f"{mirror}/{name}" for mirror in mirrors), f"md5:{digits}", megabytes * 10**6)
+        for name, digits in md5.items()
+    )
+
+
+# Checksums as in torchvision.
 REMOTE = (
-    *(
-        RemoteFile(
-            f"MNIST/{name}.gz",
-            (f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz", f"http://yann.lecun.com/exdb/mnist/{name}.gz"),
-            f"md5:{digits}",
-            10 * 10**6,
-        )
-        for name, digits in {
-            "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
-            "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
-            "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
-        }.items()
+    *_remote(
+        "MNIST",
+        ("https://ossci-datasets.s3.amazonaws.com/mnist", "http://yann.lecun.com/exdb/mnist"),
+        10,
+        {
+            "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+            "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+            "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+        },
     ),
-    *(
-        RemoteFile(
-            f"SVHN/{name}",
-            (f"https://ufldl.stanford.edu/housenumbers/{name}", f"http://ufldl.stanford.edu/housenumbers/{name}"),
-            f"md5:{digits}",
-            200 * 10**6,
-        )
-        for name, digits in {
-            "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
-            "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
-        }.items()
+    *_remote(
+        "SVHN",
+        ("https://ufldl.stanford.edu/housenumbers", "http://ufldl.stanford.edu/housenumbers"),
+        200,
+        {"train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373", "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3"},
     ),
-    *(
-        RemoteFile(
-            f"USPS/{name}",
-            (f"https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass/{name}",),
-            f"md5:{digits}",
-            10 * 10**6,
-        )
-        for name, digits in {
-            "usps.bz2": "ec16c51db3855ca6c91edd34d0e9b197",
-            "usps.t.bz2": "8ea070ee2aca1ac39742fdd1ef5ed118",
-        }.items()
+    *_remote(
+        "USPS",
+        ("https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass",),
+        10,
+        {"usps.bz2": "ec16c51db3855ca6c91edd34d0e9b197", "usps.t.bz2": "8ea070ee2aca1ac39742fdd1ef5ed118"},
     ),
 )
-"""Checksums as torchvision has them."""
 
 
 def find(root: Path, per_domain: int, validation: float) -> list[DomainFiles]:
-    """The five domains under a folder, each in the first layout that is there."""
+    """Return the five domains below a folder, each in the first layout that exists."""
     return [_domain_files(root, files, per_domain, validation) for files in DIGIT_FILES]
 
 
@@ -131,7 +123,7 @@ def _domain_files(root: Path, files: DigitFiles, per_domain: int, validation: fl
                 domain=MADE if layout == PACKED and files.domain == "SynthDigits" else files.domain,
                 layout=layout,
                 recipe={"set": "digits_five", "layout": layout, "per_domain": per_domain},
-                files=identities(files.behind(paths)),
+                files=identities(files.source_files(paths)),
                 read=partial(_read, read, paths, per_domain),
                 split=partial(split_at_test, validation),
             )
@@ -143,7 +135,7 @@ def _read(read: Callable[[list[Path]], Digits], paths: list[Path], per_domain: i
     train = slice(0, per_domain or None)
     labels = np.concatenate([digits.train_y[train], digits.test_y]).astype(np.int64).reshape(-1)
     if len(labels) and not 0 <= labels.min() <= labels.max() < len(CLASSES):
-        raise DataError(f"{paths[0]} and its companions hold labels from {labels.min()} to {labels.max()}; expected 0 to 9.")
+        raise DataError(f"{paths[0]} and the related files contain labels from {labels.min()} to {labels.max()}; expected 0 to 9.")
     x = np.concatenate([colour(digits.train_x[train], SIDE), colour(digits.test_x, SIDE)])
     return {"x": x, "y": labels, "testing_from": np.array(len(digits.train_y[train]))}
 
@@ -152,18 +144,18 @@ DIGITS_FIVE = Declaration(
     name="digits_five",
     about="""Digits-Five: MNIST, SVHN, USPS, SynthDigits and MNIST-M as 28x28 colour images.
 
-    Prepared as by the FedBN authors: the first images of each domain's training order, test sets whole,
-    28x28, grey repeated to three channels, mean and deviation 0.5. FedBN's own split (all parts merged, then
-    80/20, stratified, state 0) is what the prepared folders hold. It is made again from the original files and
-    from the packed MNIST and USPS, which are whole. The packed SVHN, MNIST-M and SynthDigits are subsets: they
-    keep their own test parts, and their training parts are shuffled with seed 0. SynthDigits is made by a
-    recipe there and called "SynthDigits (made)". ``per_domain=743`` is the first of FedBN's ten parts.
+    The data is prepared like that of the FedBN authors: the first images of each domain's training order and complete test sets, at
+    28x28 pixels, with grey repeated to three channels, and mean and standard deviation 0.5. The prepared folders contain FedBN's split
+    (merged, then stratified 80/20 with random state 0). polyfed derives the same split from the original files, and from the packed
+    MNIST and USPS, which are complete. The packed SVHN, MNIST-M and SynthDigits are subsets, which keep their test splits and have
+    training images shuffled with seed 0. The packed SynthDigits is generated and therefore called "SynthDigits (made)".
+    ``per_domain=743`` selects the first of FedBN's ten parts.
     """,
     title="Digits-Five",
     domains=DOMAINS,
     classes=CLASSES,
-    splits="FedBN's for prepared folders, original files, and packed MNIST and USPS; other packed files: their own parts",
-    terms="MNIST, USPS, MNIST-M: none stated in the sources. SVHN: its home page says non-commercial use only.",
+    splits="FedBN's for prepared folders, original files, and packed MNIST and USPS; other packed files keep their splits",
+    terms="MNIST, USPS, MNIST-M: none stated in the sources. SVHN: non-commercial use only, according to its home page.",
     citation="LeCun, Cortes, Burges (MNIST); Netzer et al. 2011 (SVHN); Ganin et al. 2016 (MNIST-M, SynthDigits)",
     layouts=LAYOUTS,
     packed_sha256={
@@ -185,11 +177,11 @@ DIGITS_FIVE = Declaration(
     normalisation="half",
     side=SIDE,
     options=(
-        DataOption("per_domain", 743, "Training images of each domain, or as many as it has; 0 means all.", check=check_per_domain),
-        validation_option("Share of them taken from the end for validation."),
+        per_domain_option(743, "Training images per domain, or fewer if the domain is smaller; 0 means all.", note=lambda kept: ""),
+        validation_option("Fraction from the end of the training images used for validation."),
         augment_option("none"),
     ),
-    page="https://github.com/med-air/FedBN: its prepared digit data, which include SynthDigits and MNIST-M; `get` brings MNIST, SVHN and USPS only",
+    page="https://github.com/med-air/FedBN: its prepared digit data, which includes SynthDigits and MNIST-M; `get` downloads only MNIST, SVHN and USPS",
     files=REMOTE,
     find=find,
     check_with={"per_domain": 0},

@@ -1,4 +1,4 @@
-"""digits-mini: five small domains of digits, made on the fly from what installed packages carry."""
+"""digits-mini: five small domains of digits, generated from resources of installed packages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from polyfed.core.data_types import ArrayExamples, DataSet, Domain, TrainsWith
 from polyfed.data.registry import data_sets
 from polyfed.data.sets import digit_recipes as recipes
-from polyfed.data.sets.digit_recipes import Box, Material, Picture
+from polyfed.data.sets.digit_recipes import Box, Material, Pixels
 from polyfed.errors import OptionError
 
 DOMAINS = ("pen", "photo", "print", "street", "post")
@@ -23,8 +23,8 @@ SOURCE = "made on the fly from scikit-learn's digits and sample images and matpl
 
 HANDWRITTEN_PER_CLASS = {"train": 30, "validation": 6, "test": 22}
 PRINTED_PER_CLASS = {"train": 30, "validation": 6, "test": 40}
-SHARE_OF_PHOTO_BLOCKS = {"train": 0.7, "validation": 0.1, "test": 0.2}
-MOST_TRAINING_EXAMPLES = HANDWRITTEN_PER_CLASS["train"] * len(CLASSES)
+PHOTO_BLOCK_FRACTIONS = {"train": 0.7, "validation": 0.1, "test": 0.2}
+MAX_TRAINING_EXAMPLES = HANDWRITTEN_PER_CLASS["train"] * len(CLASSES)
 
 _RECIPE = 1
 _ORDER, _HANDWRITING, _PHOTO_REGIONS, _PICTURES = range(4)
@@ -32,28 +32,25 @@ _ORDER, _HANDWRITING, _PHOTO_REGIONS, _PICTURES = range(4)
 Indices: TypeAlias = NDArray[np.int64]
 
 
-def digits_mini(per_domain: int = MOST_TRAINING_EXAMPLES) -> DataSet:
-    """Five small domains of 28x28 colour digits, made in seconds without a download.
+def digits_mini(per_domain: int = MAX_TRAINING_EXAMPLES) -> DataSet:
+    """Five small domains of 28x28 colour digits, generated in seconds without a download.
 
-    pen is handwriting in white on black; photo is handwriting blended with photographs; print is
-    coloured type turned and sheared; street is bold type between neighbours in bad light; post is
-    thick handwriting at a low resolution with noise.
+    pen is white handwriting on black; photo is handwriting blended with photographs; print is coloured type, rotated and sheared;
+    street is bold type between other digits in uneven light; post is thick handwriting at low resolution with noise.
 
-    Each domain has 300 training, 60 validation and 220 test examples (print and street: 400 for
-    testing), with every class equally often. Apart by domain and by split: the samples of
-    handwriting (scikit-learn does not say who wrote them, so writers are shared) and, by split, the
-    regions of the photographs. Fonts are shared by the splits of a domain, which differ in their
-    random draws; print and street have no font in common. The bytes are the same at every call on one
-    machine with the same versions of numpy, pillow, scikit-learn and matplotlib.
+    Each domain has 300 training, 60 validation and 220 test examples (print and street: 400 test examples), balanced across
+    classes. Domains and splits share no handwriting samples, and splits share no photograph regions. They may share writers, whom
+    scikit-learn does not identify. The splits of a domain share fonts but differ in their random draws; print and street share no
+    font. The result is bit-identical on one machine with the same versions of NumPy, Pillow, scikit-learn and matplotlib.
 
     Args:
-        per_domain: Training examples of each domain, 10 to 300. Fewer are the first of more;
-            validation and test examples do not depend on it.
+        per_domain: Training examples per domain, 10 to 300. Smaller sets are contained in larger ones; validation and test examples
+            do not depend on it.
     """
-    if not len(CLASSES) <= per_domain <= MOST_TRAINING_EXAMPLES:
+    if not len(CLASSES) <= per_domain <= MAX_TRAINING_EXAMPLES:
         raise OptionError(
-            f"digits-mini: per_domain is {per_domain}, but a domain has {len(CLASSES)} (one of each class) "
-            f"to {MOST_TRAINING_EXAMPLES} training examples."
+            f"digits-mini: per_domain must be between {len(CLASSES)} (one per class) and {MAX_TRAINING_EXAMPLES} training examples, "
+            f"got {per_domain}."
         )
     material = recipes.load_material()
     return DataSet(
@@ -67,14 +64,14 @@ def digits_mini(per_domain: int = MOST_TRAINING_EXAMPLES) -> DataSet:
 
 
 def class_order(domain: str, split: str) -> Indices:
-    """The labels of a split, in order: rounds that hold each class once, so that any first part is balanced."""
+    """Return the labels of a split in random order. Each block of ten has every class once, so that any prefix is balanced."""
     rounds = (HANDWRITTEN_PER_CLASS if domain in HANDWRITTEN else PRINTED_PER_CLASS)[split]
     rng = _generator(_ORDER, domain, split)
     return np.concatenate([rng.permutation(len(CLASSES)) for _ in range(rounds)])
 
 
 def handwriting_indices(labels: Indices) -> dict[str, dict[str, Indices]]:
-    """Which of scikit-learn's digits go to which domain and split, in the order of ``class_order``."""
+    """Assign scikit-learn's digits to domains and splits, in the order of ``class_order``."""
     rng = np.random.default_rng((_RECIPE, _HANDWRITING))
     unused = [rng.permutation(np.flatnonzero(labels == digit)).tolist() for digit in range(len(CLASSES))]
     return {
@@ -84,18 +81,18 @@ def handwriting_indices(labels: Indices) -> dict[str, dict[str, Indices]]:
 
 
 def photo_regions(photographs: int, height: int, width: int) -> dict[str, list[Box]]:
-    """Which blocks of the photographs serve as backgrounds of which split."""
+    """Assign the blocks of the photographs to splits."""
     blocks = recipes.photo_blocks(photographs, height, width)
     order = np.random.default_rng((_RECIPE, _PHOTO_REGIONS)).permutation(len(blocks)).tolist()
-    ends = np.rint(np.cumsum(list(SHARE_OF_PHOTO_BLOCKS.values())) * len(blocks)).astype(int).tolist()
+    ends = np.rint(np.cumsum(list(PHOTO_BLOCK_FRACTIONS.values())) * len(blocks)).astype(int).tolist()
     return {
         split: [blocks[place] for place in order[start:end]]
-        for split, start, end in zip(SHARE_OF_PHOTO_BLOCKS, [0, *ends], ends, strict=False)
+        for split, start, end in zip(PHOTO_BLOCK_FRACTIONS, [0, *ends], ends, strict=False)
     }
 
 
 def _generator(purpose: int, domain: str, split: str, position: int = 0) -> np.random.Generator:
-    """A stream of its own for each use, so that no picture depends on how many came before it."""
+    """Return a separate generator for each use, so that an image does not depend on the number of images before it."""
     return np.random.default_rng((_RECIPE, purpose, DOMAINS.index(domain), SPLITS.index(split), position))
 
 
@@ -112,8 +109,8 @@ def _examples(domain: str, split: str, material: Material, limit: int | None) ->
     return ArrayExamples(x, torch.from_numpy(labels.copy()))
 
 
-def _painter(domain: str, split: str, material: Material) -> Callable[[int, int], Picture]:
-    """A function from a position and its label to the picture there."""
+def _painter(domain: str, split: str, material: Material) -> Callable[[int, int], Pixels]:
+    """Return a function that draws the image for a position and its label."""
 
     def generator(position: int) -> np.random.Generator:
         return _generator(_PICTURES, domain, split, position)

@@ -1,4 +1,4 @@
-"""DomainNet-10: ten of DomainNet's classes from six domains, as FedBN's authors chose them."""
+"""DomainNet-10: the ten classes of DomainNet selected by the FedBN authors, from six domains."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ ZIPS = "archives clipart.zip, infograph.zip, painting.zip, quickdraw.zip, real.z
 ZIP_PLACES = ("DomainNet", "", "domain_net", "domainnet", "data/DomainNet")
 LIST_FOLDERS = ZIP_PLACES
 SHARES = (0.05, 0.05)
-"""FedBN's shares of the smallest domain's training list, for training and validation: about 105 images each."""
+"""FedBN's fractions of the smallest training list, for training and validation: about 105 images each."""
 
 
 def find(root: Path, size: int, protocol: str, validation: float) -> list[DomainFiles]:
-    """The six domains under a folder."""
     check_fedbn("domainnet10", protocol, validation)
     folders = _folders(root)
     if folders is None:
@@ -50,15 +49,15 @@ DOMAINNET10 = Declaration(
     name="domainnet10",
     about="""DomainNet-10: ten classes of DomainNet as clip art, infographics, paintings, quick drawings, photographs and sketches.
 
-    FedBN's lists give train and test where they are; else a stratified 80/20 split with seed 0 does. FedBN's protocol keeps of
-    each training order the first and the last twentieth of the smallest domain's, for training and validation. The folders may
-    hold all 345 classes; the other 335 are not read.
+    FedBN's lists define train and test. Without them, a stratified 80/20 split with seed 0 is used. With FedBN's protocol, the first
+    images of each training order are used for training and the last for validation, each a twentieth of the smallest domain. The
+    folders may contain all 345 classes; the other 335 are not read.
     """,
     title="DomainNet-10",
     domains=DOMAINS,
     classes=CLASSES,
-    splits="FedBN's lists where they are, else stratified 80/20 with seed 0",
-    terms="fair use notice of DomainNet: research only, the copyright of images stays with their owners",
+    splits="FedBN's lists, or stratified 80/20 with seed 0 without them",
+    terms="fair use notice of DomainNet: research only; the owners keep the copyright of the images",
     citation="Peng et al. 2019; Li et al. 2021 (FedBN)",
     layouts=(FOLDER, ZIPS, "with FedBN's DomainNet/<domain>_train.pkl and <domain>_test.pkl for its lists"),
     expected={},
@@ -66,12 +65,12 @@ DOMAINNET10 = Declaration(
     trains_with=TrainsWith(lr=0.01),
     options=(
         size_option(256, "Side of the images; 256 in the FedBN and FedWon papers."),
-        protocol_option("about 105 for training and as many for validation"),
-        validation_option('With "all", the share taken from the end of the training order for validation.'),
-        augment_option("flip_rotate", "Augmentation of training batches; the papers flip and turn up to 30 degrees."),
+        protocol_option("about 105 each for training and validation"),
+        validation_option('With "all", the fraction from the end of the training order used for validation.'),
+        augment_option("flip_rotate", "Augmentation of training batches; the papers flip and rotate by up to 30 degrees."),
         normalise_option("none", "Normalisation; the papers use none."),
     ),
-    page="https://ai.bu.edu/M3SDA/: the six zips (as they are, or unpacked to DomainNet/<domain>/<class>/*); FedBN's lists from https://github.com/med-air/FedBN",
+    page="https://ai.bu.edu/M3SDA/: the six zips (packed, or unpacked to DomainNet/<domain>/<class>/*); FedBN's lists from https://github.com/med-air/FedBN",
     find=find,
 )
 

@@ -55,17 +55,16 @@ FLAMBY_SIZES: Mapping[str, SplitCounts] = {
 }
 
 IndexRow: TypeAlias = dict[str, str]
-"""One image in the table that names its centre, label and fold, by column."""
+"""Values of one image by column: centre, label and fold."""
 
 SplitRule: TypeAlias = Callable[[Arrays], Splits]
 
 
 def find(root: Path, size: int, split: str, validation: float) -> list[DomainFiles]:
-    """The centres under a folder."""
     rule = partial(_split, validation) if split == "flamby" else partial(_split_by_lesion, validation)
     if split == "lesions" and (root / FLAMBY_IMAGES).is_dir():
         raise OptionError(
-            "fed_isic2019: split='lesions' needs to know which images show one lesion, and FLamby's split does not say. "
+            "fed_isic2019: split='lesions' requires lesion ids, which FLamby's split does not have. "
             "Use split='flamby', or the packed HAM10000."
         )
     if (root / FLAMBY_IMAGES).is_dir():
@@ -80,17 +79,17 @@ def find(root: Path, size: int, split: str, validation: float) -> list[DomainFil
 
 def _flamby_domains(images: FolderTree, split_file: Path, size: int, rule: SplitRule) -> list[DomainFiles]:
     rows = _rows(split_file.read_bytes(), str(split_file), ("image", "target", "center", "fold"))
-    there = {name.rsplit(".", 1)[0]: name for name in images.names}
+    file_of = {name.rsplit(".", 1)[0]: name for name in images.names}
     found = []
     for centre, domain in enumerate(CENTRES):
-        own = [row for row in rows if row["center"] == str(centre)]
-        present = [row for row in own if row["image"] in there]
+        listed = [row for row in rows if row["center"] == str(centre)]
+        present = [row for row in listed if row["image"] in file_of]
         missing = [
-            f"The image {row['image']} of {domain} is named in {split_file.name} but missing."
-            for row in own
-            if row["image"] not in there
+            f"The image {row['image']} of {domain} is listed in {split_file.name} but missing."
+            for row in listed
+            if row["image"] not in file_of
         ]
-        names = [there[row["image"]] for row in present]
+        names = [file_of[row["image"]] for row in present]
         found.append(
             DomainFiles(
                 domain=domain,
@@ -100,7 +99,7 @@ def _flamby_domains(images: FolderTree, split_file: Path, size: int, rule: Split
                 read=partial(_read_files, images, names, present, size),
                 split=rule,
                 middle_square=True,
-                problems=tuple(missing) if own else (f"{split_file} names no image of the centre {centre} ({domain}).",),
+                problems=tuple(missing) if listed else (f"{split_file} lists no image of the centre {centre} ({domain}).",),
             )
         )
     return found
@@ -109,13 +108,13 @@ def _flamby_domains(images: FolderTree, split_file: Path, size: int, rule: Split
 def _packed_domains(tree: FileTree, size: int, rule: SplitRule) -> list[DomainFiles]:
     by_file = {name.split("/")[-1]: name for name in tree.names}
     if "index.csv" not in by_file:
-        raise DataError(f"{tree.path} holds no index.csv, which says what its mosaics show. Get the file again.")
+        raise DataError(f"{tree.path} does not contain index.csv, which describes its mosaics. Download the file again.")
     index = by_file["index.csv"]
     columns = ("domain", "tile", "lesion_id", "flamby_target", "flamby_fold")
     rows = _rows(tree.read(index), f"{tree.path}/{index}", columns)
     found = []
     for centre, mosaic in MOSAICS.items():
-        own = [
+        listed = [
             {**row, "target": row["flamby_target"], "fold": row["flamby_fold"]}
             for row in sorted((row for row in rows if row["domain"] == mosaic), key=lambda row: int(row["tile"]))
         ]
@@ -126,10 +125,10 @@ def _packed_domains(tree: FileTree, size: int, rule: SplitRule) -> list[DomainFi
                 layout=PACKED,
                 recipe={"set": "fed_isic2019", "layout": PACKED, "size": size},
                 files=tree.identity([index, *([file] if file else [])]),
-                read=partial(_read_mosaic, tree, str(file), own, size),
+                read=partial(_read_mosaic, tree, str(file), listed, size),
                 split=rule,
                 middle_square=True,
-                problems=() if file and own else (f"{tree.path} holds no {mosaic}.jpg, or its index.csv does not name it.",),
+                problems=() if file and listed else (f"{tree.path} does not contain {mosaic}.jpg, or index.csv does not list it.",),
             )
         )
     return found
@@ -139,7 +138,7 @@ def _rows(content: bytes, name: str, columns: Sequence[str]) -> list[IndexRow]:
     try:
         rows = list(csv.DictReader(io.StringIO(content.decode("utf-8"))))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{name} cannot be read as a table: {error}.") from error
+        raise DataError(f"Cannot read {name} as a table: {error}.") from error
     lacking = [column for column in columns if not rows or not isinstance(rows[0].get(column), str)]
     if lacking:
         raise DataError(f"{name} lacks the columns {', '.join(lacking)}.")
@@ -153,7 +152,7 @@ def _read_files(images: FolderTree, names: list[str], rows: list[IndexRow], size
 
 def _read_mosaic(tree: FileTree, file: str, rows: list[IndexRow], size: int, unreadable: list[str]) -> Arrays:
     if not rows:
-        raise DataError(f"The index.csv of {tree.path} names no tile of {file}.")
+        raise DataError(f"The index.csv of {tree.path} lists no tile of {file}.")
     x = tiles(tree.read(file), file, TILE, int(rows[-1]["tile"]) + 1)[[int(row["tile"]) for row in rows]]
     lesions = {lesion: number for number, lesion in enumerate(sorted({row["lesion_id"] for row in rows}))}
     return {"x": resized(x, size), **_labels(rows), "group": np.array([lesions[row["lesion_id"]] for row in rows], np.int64)}
@@ -163,7 +162,7 @@ def _labels(rows: Sequence[IndexRow]) -> Arrays:
     targets = [int(row["target"]) for row in rows]
     wrong = [target for target in targets if not 0 <= target < len(CLASSES)]
     if wrong:
-        raise DataError(f"Fed-ISIC2019 has targets 0 to {len(CLASSES) - 1}; found {wrong[0]}.")
+        raise DataError(f"Fed-ISIC2019 has targets 0 to {len(CLASSES) - 1}, got {wrong[0]}.")
     return {"y": np.array(targets, np.int64), "testing": np.array([row["fold"] == "test" for row in rows], np.bool_)}
 
 
@@ -172,7 +171,7 @@ def _split(validation: float, arrays: Arrays) -> Splits:
 
 
 def _split_by_lesion(validation: float, arrays: Arrays) -> Splits:
-    """Four fifths and one fifth, where all images of a lesion are on one side; the same for validation."""
+    """Split 80/20 without splitting lesions, and take validation images in the same way."""
     y, lesions = arrays["y"], arrays["group"]
     rest, test = grouped(y, lesions, TEST_SHARE, seed=0)
     rest = np.sort(rest)
@@ -184,10 +183,10 @@ FED_ISIC2019 = Declaration(
     name="fed_isic2019",
     about="""Fed-ISIC2019: eight kinds of skin lesions from six centres, with FLamby's split.
 
-    The packed files hold HAM10000, which is four of the six centres. FLamby's images have a shorter side of
-    224 pixels and differ in the other; here the middle square of each is taken and resized, where FLamby crops
-    200x200 at random (in training) or from the middle (in test). Natural ids of the packed images are their lesions.
-    FLamby's split puts images of one lesion into both train and test; ``split="lesions"`` does not.
+    The packed files contain HAM10000, which covers four of the six centres. The shorter side of FLamby's images has 224 pixels, and
+    the other side varies. polyfed crops and resizes the middle square, whereas FLamby crops 200x200 at random (training) or from the
+    centre (test). The natural ids of the packed images are their lesions. In FLamby's split, train and test share lesions; with
+    ``split="lesions"`` they do not.
     """,
     title="Fed-ISIC2019",
     domains=CENTRES,
@@ -201,15 +200,15 @@ FED_ISIC2019 = Declaration(
     default_model="resnet18",
     trains_with=TrainsWith(lr=0.005, batch_size=64),
     options=(
-        size_option(TILE, "Side of the images; the packed ones have 64."),
+        size_option(TILE, "Side of the images; packed images have 64."),
         DataOption(
             "split",
             "flamby",
-            '"flamby" (FLamby\'s, image by image), or "lesions" (80/20 by class, all images of a lesion on one side; packed files).',
+            '"flamby" (FLamby\'s split by image), or "lesions" (80/20 by class without splitting lesions; packed files only).',
             choices=("flamby", "lesions"),
             note=lambda split: "lesions kept together" if split == "lesions" else "",
         ),
-        validation_option("Share of the training images for validation: the end of each centre's order, or whole lesions."),
+        validation_option("Fraction of the training images used for validation: the end of each centre's order, or whole lesions."),
         augment_option("skin"),
         normalise_option("imagenet"),
     ),

@@ -1,4 +1,4 @@
-"""Office-Caltech-10: ten kinds of objects from a shop, a collection and two cameras."""
+"""Office-Caltech-10: ten kinds of objects from a shop, an image collection and two cameras."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PLACES = {
 LIST_FOLDERS = ("office_caltech_10", "", "data/office_caltech_10")
 
 SHARES = (0.5, 0.4)
-"""FedBN's shares of the smallest domain's training list, for training and validation: 62 and 50 of 125."""
+"""FedBN's fractions of the smallest training list, for training and validation: 62 and 50 of 125."""
 
 SIZES: Mapping[str, SplitCounts] = {
     "Amazon": {"all": (92, 82, 94, 99, 100, 100, 99, 100, 94, 98), "test": 192},
@@ -45,7 +45,6 @@ SIZES: Mapping[str, SplitCounts] = {
 
 
 def find(root: Path, size: int, protocol: str, validation: float) -> list[DomainFiles]:
-    """The four domains under a folder."""
     check_fedbn("office_caltech10", protocol, validation)
     folders = find_class_folders(root, PLACES, DOMAIN_FOLDERS, CLASS_FOLDERS)
     if folders is None:
@@ -59,15 +58,15 @@ OFFICE_CALTECH10 = Declaration(
     name="office_caltech10",
     about="""Office-Caltech-10: ten kinds of objects from Amazon, Caltech-256, a DSLR camera and a webcam.
 
-    FedBN's lists give train and test where they are; else a stratified 80/20 split with seed 0 does, with
-    the same sizes of test sets (192, 225, 32, 59) and a shuffled training order. FedBN's protocol
-    keeps of each training order the first 62 for training and the last 50 for validation (half and
-    two fifths of the smallest domain's 125). Validation images are never augmented here; FedBN's program does.
+    FedBN's lists define train and test. Without them, a stratified 80/20 split with seed 0 is used, with the same test set sizes
+    (192, 225, 32, 59) and a shuffled training order. With FedBN's protocol, the first 62 images of each training order are used for
+    training and the last 50 for validation (half and two fifths of the smallest domain, which has 125). Validation images are not
+    augmented, unlike in the authors' code.
     """,
     title="Office-Caltech-10",
     domains=DOMAINS,
     classes=CLASSES,
-    splits="FedBN's lists where they are, else stratified 80/20 with seed 0",
+    splits="FedBN's lists, or stratified 80/20 with seed 0 without them",
     terms="none stated; the source asks to cite Gong et al. 2012",
     citation="Gong et al. 2012",
     layouts=(FOLDER, PACKED, "with FedBN's office_caltech_10/<domain>_train.pkl and <domain>_test.pkl for its lists"),
@@ -76,13 +75,13 @@ OFFICE_CALTECH10 = Declaration(
     default_model="alexnet_fedwon",
     trains_with=TrainsWith(lr=0.01),
     options=(
-        size_option(128, "Side of the images: 256 in the FedBN and FedWon papers; the packed images have 128."),
+        size_option(128, "Side of the images: 256 in the FedBN and FedWon papers. Packed images have 128."),
         protocol_option("62 for training, 50 for validation"),
-        validation_option('With "all", the share taken from the end of the training order for validation.'),
-        augment_option("flip_rotate", "Augmentation of training batches; the papers flip and turn up to 30 degrees."),
+        validation_option('With "all", the fraction from the end of the training order used for validation.'),
+        augment_option("flip_rotate", "Augmentation of training batches; the papers flip and rotate by up to 30 degrees."),
         normalise_option("none", "Normalisation; the papers use none."),
     ),
-    page="https://github.com/med-air/FedBN (data/office_caltech_10 with its lists), or the images alone as office_caltech_10/<domain>/<class>/*",
+    page="https://github.com/med-air/FedBN (data/office_caltech_10 with its lists), or only the images as office_caltech_10/<domain>/<class>/*",
     find=find,
 )
 

@@ -34,7 +34,6 @@ SIZES: Mapping[str, SplitCounts] = {
 
 
 def find(root: Path, size: int, with_test: bool = True) -> list[DomainFiles]:
-    """The four domains under a folder."""
     folders = find_class_folders(root, PLACES, {plain(name): name for name in DOMAINS}, {plain(name): name for name in CLASSES})
     if folders is None:
         return []
@@ -47,8 +46,8 @@ OFFICE_HOME = Declaration(
     name="office_home",
     about="""Office-Home: 65 kinds of everyday objects as art, clip art, product pictures and photographs.
 
-    A stratified split with seed 0 leaves 90 % of each domain for training; the rest is for validation and test, class by class
-    in turn. A domain nobody trains on is tested on all its images with ``--unseen-part all``.
+    A stratified split with seed 0 uses 90 % of each domain for training. The rest is assigned alternately to validation and test,
+    class by class. With ``--unseen-part all``, a held-out domain is tested on all of its images.
     """,
     title="Office-Home",
     domains=DOMAINS,
@@ -62,10 +61,12 @@ OFFICE_HOME = Declaration(
     trains_with=TrainsWith(lr=0.002),
     options=(
         size_option(64, "Side of the images: 32 for hFedF, 224 for gPerXAN."),
-        augment_option("flip", 'Augmentation of training batches: "domainbed" (hFedF), "flip_jitter" (gPerXAN); "flip" is ours.'),
+        augment_option(
+            "flip", 'Augmentation of training batches: "domainbed" (hFedF), "flip_jitter" (gPerXAN); "flip" is polyfed\'s default.'
+        ),
         normalise_option("imagenet"),
     ),
-    page="https://www.hemanthdv.org/officeHomeDataset.html: OfficeHomeDataset_10072016.zip (as it is, or unpacked)",
+    page="https://www.hemanthdv.org/officeHomeDataset.html: OfficeHomeDataset_10072016.zip (packed or unpacked)",
     find=find,
     check_with={"with_test": False},
 )

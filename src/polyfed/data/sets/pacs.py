@@ -41,7 +41,7 @@ EXPECTED_WITH_LISTS: Mapping[str, SplitCounts] = {
 
 
 def find(root: Path, size: int, with_test: bool = True) -> list[DomainFiles]:
-    """The four domains under a folder, with crossval split into validation and test, or as it is without a test split."""
+    """Return the four domains below a folder. Crossval is split into validation and test, unless ``with_test`` is False."""
     folders = find_class_folders(root, PLACES, {plain(name): name for name in DOMAINS}, {name: name for name in CLASSES})
     if folders is None:
         return []
@@ -52,7 +52,7 @@ def find(root: Path, size: int, with_test: bool = True) -> list[DomainFiles]:
 
 
 def _lists(root: Path, images: FileTree, domain: str) -> dict[str, list[str]]:
-    """The files each list of a domain names, or nothing if a list is missing. The labels in them are not trusted."""
+    """Return the files in the lists of a domain, or nothing if a list is missing. The labels in the lists are not used."""
     found = {}
     archives = [tree for tree in (*existing_trees(root, LIST_ARCHIVES), images) if tree.path.is_file()]
     for kind in ("train", "crossval"):
@@ -71,16 +71,15 @@ PACS = Declaration(
     name="pacs",
     about="""PACS: seven classes as art paintings, cartoons, photographs and sketches.
 
-    The authors' lists split each domain about 90/10 into train and crossval; without them a stratified 90/10
-    split with seed 0 takes their place. Crossval is split between validation and test, class by class in turn, so that
-    no image is in two of them; the one image the lists name twice counts once, and the one they forget joins crossval.
-    The lists' test part is the whole domain, training images included. It fits only a domain nobody trains on, which
-    ``--unseen-part all`` tests on all its images.
+    The authors' lists split each domain about 90/10 into train and crossval. Without them, a stratified 90/10 split with seed 0 is
+    used. Crossval is assigned alternately to validation and test, class by class. The image that the lists contain twice is used
+    once, and the image that they omit is added to crossval. The test list contains the whole domain, including training images,
+    so it suits only a held-out domain: ``--unseen-part all`` tests such a domain on all of its images.
     """,
     title="PACS",
     domains=DOMAINS,
     classes=CLASSES,
-    splits="the authors' lists (train, crossval) where they are, else stratified 90/10 with seed 0",
+    splits="the authors' lists (train, crossval), or stratified 90/10 with seed 0 without them",
     terms="none stated in the sources",
     citation="Li et al. 2017",
     layouts=(
@@ -99,12 +98,12 @@ PACS = Declaration(
     default_model="hfedf_cnn",
     trains_with=TrainsWith(lr=0.002),
     options=(
-        size_option(96, "Side of the images: 32 for hFedF, 224 for gPerXAN; the packed images have 96."),
+        size_option(96, "Side of the images: 32 for hFedF, 224 for gPerXAN. Packed images have 96."),
         augment_option(
             "flip",
-            'Augmentation of training batches: "domainbed" (hFedF follows DomainBed), "flip_jitter" (gPerXAN); "flip" is ours.',
+            'Augmentation of training batches: "domainbed" (hFedF follows DomainBed), "flip_jitter" (gPerXAN); "flip" is polyfed\'s default.',
         ),
-        normalise_option("half", 'Normalisation: "imagenet" (DomainBed, and so hFedF; gPerXAN); "half" is ours.'),
+        normalise_option("half", 'Normalisation: "imagenet" (DomainBed, hFedF, gPerXAN); "half" is polyfed\'s default.'),
     ),
     page="https://www.kaggle.com/datasets/nickfratto/pacs-dataset or DomainBed's download script: PACS/<domain>/<class>/*",
     find=find,

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from polyfed.data.declaration import Declaration, augment_option, normalise_option, registered, size_option, validation_option
-from polyfed.data.formats.wordnet_folders import holding, table, wordnet_files, wordnet_ids
+from polyfed.data.formats.wordnet_folders import table, wordnet_files, wordnet_ids, wordnet_tree
 from polyfed.data.store.archives import FileTree
 from polyfed.data.store.download import RemoteFile
 from polyfed.data.store.pixel_store import StreamedFiles
@@ -20,22 +20,13 @@ PLACES = ("tiny-imagenet-200", "", "tiny-imagenet-200.zip")
 
 
 def find(root: Path, size: int, validation: float) -> list[StreamedFiles]:
-    """The one domain under a folder."""
-    tree = holding(root, PLACES)
+    tree = wordnet_tree(root, PLACES)
     if tree is None:
         return []
-    return [
-        wordnet_files(
-            tree,
-            LAYOUT,
-            data_set="tiny_imagenet",
-            title=DOMAIN,
-            classes=NUMBER,
-            size=size,
-            validation=validation,
-            flat=_annotations,
-        )
-    ]
+    files = wordnet_files(
+        tree, LAYOUT, data_set="tiny_imagenet", title=DOMAIN, classes=NUMBER, size=size, validation=validation, flat=_annotations
+    )
+    return [files]
 
 
 def _annotations(tree: FileTree) -> Mapping[str, str]:
@@ -44,14 +35,14 @@ def _annotations(tree: FileTree) -> Mapping[str, str]:
 
 TINY_IMAGENET = Declaration(
     name="tiny_imagenet",
-    about="""Tiny-ImageNet: 100,000 training images of 200 classes and 10,000 test images (its public validation part), 64x64.
+    about="""Tiny-ImageNet: 100,000 training images of 200 classes and 10,000 test images (its public validation split), 64x64.
 
-    Classes are called by their WordNet ids. Images are decoded when they are first needed.
+    Classes are named by their WordNet ids. Images are decoded on first use.
     """,
     title="Tiny-ImageNet",
     domains=(DOMAIN,),
     classes=CLASSES,
-    splits="the published training part; the public validation part for testing",
+    splits="the published training split; the public validation split for testing",
     terms="those of ImageNet: non-commercial research and education",
     citation="Le and Yang 2015",
     layouts=(LAYOUT,),
@@ -59,8 +50,8 @@ TINY_IMAGENET = Declaration(
     default_model="resnet18",
     options=(
         size_option(64, "Side of the images; the files have 64."),
-        validation_option("Share of the training images for validation, evenly over the classes."),
-        augment_option("imagenet", "Augmentation of training batches; PyTorch's recipe by default, as FixBN has it."),
+        validation_option("Fraction of the training images used for validation, balanced across classes."),
+        augment_option("imagenet", "Augmentation of training batches; by default PyTorch's recipe, as in FixBN."),
         normalise_option("imagenet"),
     ),
     page="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
@@ -73,7 +64,7 @@ TINY_IMAGENET = Declaration(
         ),
     ),
     find=find,
-    class_names=partial(wordnet_ids, places=PLACES, usual=CLASSES),
+    class_names=partial(wordnet_ids, places=PLACES, default=CLASSES),
 )
 
 tiny_imagenet = registered(TINY_IMAGENET)

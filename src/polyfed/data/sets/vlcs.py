@@ -37,7 +37,7 @@ MINI_SIZES: Mapping[str, SplitCounts] = {
 
 
 def find(root: Path, size: int, with_test: bool = True) -> list[DomainFiles]:
-    """The domains under a folder: four, or the three of the packed sample."""
+    """Return the four domains below a folder, or the three of the packed sample."""
     folders = find_class_folders(root, PLACES, DOMAIN_FOLDERS, {name: name for name in CLASSES})
     if folders is None:
         return []
@@ -57,9 +57,9 @@ VLCS = Declaration(
     name="vlcs",
     about="""VLCS: five classes from Caltech-101, LabelMe, SUN09 and PASCAL VOC 2007.
 
-    A stratified split with seed 0 leaves 90 % of each domain for training (70 % of the packed sample, which has 187 images and
-    no VOC2007); the rest is for validation and test, class by class in turn. A domain nobody trains on is tested on all its
-    images with ``--unseen-part all``.
+    A stratified split with seed 0 uses 90 % of each domain for training (70 % of the packed sample, which has 187 images and no
+    VOC2007). The rest is assigned alternately to validation and test, class by class. With ``--unseen-part all``, a held-out domain
+    is tested on all of its images.
     """,
     title="VLCS",
     domains=DOMAINS,
@@ -76,11 +76,13 @@ VLCS = Declaration(
     default_model="hfedf_cnn",
     trains_with=TrainsWith(lr=0.002),
     options=(
-        size_option(64, "Side of the images; 32 for hFedF. The packed ones have 96."),
-        augment_option("flip", 'Augmentation of training batches: "domainbed" (hFedF follows DomainBed); "flip" is ours.'),
+        size_option(64, "Side of the images; 32 for hFedF. Packed images have 96."),
+        augment_option(
+            "flip", 'Augmentation of training batches: "domainbed" (hFedF follows DomainBed); "flip" is polyfed\'s default.'
+        ),
         normalise_option("imagenet"),
     ),
-    page="DomainBed's download script (https://github.com/facebookresearch/DomainBed): VLCS.tar.gz (as it is, or unpacked)",
+    page="DomainBed's download script (https://github.com/facebookresearch/DomainBed): VLCS.tar.gz (packed or unpacked)",
     find=find,
     check_with={"with_test": False},
 )

@@ -1,1 +1,1 @@
-"""From files and archives to decoded images, which are kept on disk, and to the examples of a domain."""
+"""Files and archives, the cache of decoded images, and the examples of a domain."""

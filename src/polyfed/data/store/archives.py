@@ -1,6 +1,6 @@
-"""Folders, tar files and zip files read in the same way: a list of names, and the bytes behind each.
+"""Read folders, tar files and zip files in the same way, as a list of names with their contents.
 
-Nothing is ever unpacked to disk, so a hostile archive cannot write anywhere.
+Nothing is unpacked to disk, so that a hostile archive cannot write files.
 """
 
 from __future__ import annotations
@@ -24,40 +24,38 @@ from polyfed.errors import DataError
 T = TypeVar("T")
 A = TypeVar("A", tarfile.TarFile, zipfile.ZipFile)
 FileIdentity: TypeAlias = tuple[str, int, int]
-"""Path, bytes and time of change in nanoseconds: another file under the same name differs in one of them."""
+"""Path, size in bytes, and modification time in nanoseconds. A changed file differs in at least one of them."""
 
 DEEPEST_FOLDER = 5
 LISTED_ENTRIES = 12
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
 LARGEST_MEMBER = 4 * 2**30
-"""Bytes that one file of an archive may have when it is unpacked; the largest of the published sets have less than 1 GiB."""
+"""Largest uncompressed size of a file in an archive. Published data sets stay below 1 GiB."""
 MAX_MEMBERS = 5_000_000
-"""Files that an archive may hold; ImageNet has 1.4 million."""
+"""Largest number of files in an archive. ImageNet has 1.4 million."""
 UNREADABLE = (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
-"""What reading a damaged archive may raise."""
+"""Exceptions raised while reading a damaged archive."""
 
 
 class FileTree(Protocol):
-    """Files under names with ``/`` between their folders."""
+    """Files by their relative paths, with ``/`` as the separator."""
 
     @property
     def path(self) -> Path:
-        """Where the tree lies on disk."""
+        """Location on disk."""
 
     @property
     def names(self) -> Sequence[str]:
-        """All plain files, sorted; hidden ones are left out."""
+        """All regular files that are not hidden, sorted."""
 
     def read(self, name: str) -> bytes:
-        """The content of a file."""
+        """Return the content of a file."""
 
     def identity(self, names: Iterable[str]) -> list[FileIdentity]:
-        """What tells these files from others."""
+        """Return the identity of these files."""
 
 
 class FolderTree:
-    """The files of a folder."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -76,7 +74,7 @@ class FolderTree:
 
 
 class _ArchiveTree(Generic[A]):
-    """The files of an archive, opened by each process: a forked one that shared the file would read where another one has moved to."""
+    """The files of an archive. Each process opens the archive itself, because forked processes would share the file position."""
 
     kind: str
 
@@ -93,7 +91,7 @@ class _ArchiveTree(Generic[A]):
             try:
                 self._opened = os.getpid(), self._open()
             except UNREADABLE as error:
-                raise DataError(f"{self.path} is no readable {self.kind} archive: {error}. Get the file again.") from error
+                raise DataError(f"{self.path} is not a readable {self.kind} archive: {error}. Download the file again.") from error
         return self._opened[1]
 
     def identity(self, names: Iterable[str]) -> list[FileIdentity]:
@@ -101,8 +99,6 @@ class _ArchiveTree(Generic[A]):
 
 
 class _TarTree(_ArchiveTree[tarfile.TarFile]):
-    """The files of a tar archive, compressed or not."""
-
     kind = "tar"
 
     def _open(self) -> tarfile.TarFile:
@@ -113,10 +109,10 @@ class _TarTree(_ArchiveTree[tarfile.TarFile]):
     @cached_property
     def _members(self) -> dict[str, tarfile.TarInfo]:
         try:
-            members = _counted(self._archive, self.path)
+            members = _limited(self._archive, self.path)
             return {member.name.removeprefix("./"): member for member in members if member.isfile() and _is_shown(member.name)}
         except UNREADABLE as error:
-            raise DataError(f"{self.path} is a damaged tar archive: {error}. Get the file again.") from error
+            raise DataError(f"{self.path} is a damaged tar archive: {error}. Download the file again.") from error
 
     @cached_property
     def names(self) -> Sequence[str]:
@@ -124,22 +120,20 @@ class _TarTree(_ArchiveTree[tarfile.TarFile]):
 
     def read(self, name: str) -> bytes:
         if name not in self._members:
-            raise DataError(f"{self.path} holds no {name}.")
+            raise DataError(f"{self.path} does not contain {name}.")
         member = self._members[name]
-        _require_bounded(self.path, name, member.size)
+        _check_size(self.path, name, member.size)
         try:
             stream = self._archive.extractfile(member)
             content = stream.read() if stream is not None else b""
         except UNREADABLE as error:
-            raise DataError(f"{self.path} is damaged at {name}: {error}. Get the file again.") from error
+            raise DataError(f"{self.path} is damaged at {name}: {error}. Download the file again.") from error
         if len(content) != member.size:
-            raise DataError(f"{self.path} is cut off at {name}: {len(content)} of {member.size} bytes. Get the file again.")
+            raise DataError(f"{self.path} is truncated at {name} ({len(content)} of {member.size} bytes). Download the file again.")
         return content
 
 
 class _ZipTree(_ArchiveTree[zipfile.ZipFile]):
-    """The files of a zip archive."""
-
     kind = "zip"
 
     def _open(self) -> zipfile.ZipFile:
@@ -147,19 +141,19 @@ class _ZipTree(_ArchiveTree[zipfile.ZipFile]):
 
     @cached_property
     def names(self) -> Sequence[str]:
-        infos = _counted(self._archive.infolist(), self.path)
+        infos = _limited(self._archive.infolist(), self.path)
         return sorted(info.filename for info in infos if not info.is_dir() and _is_shown(info.filename))
 
     def read(self, name: str) -> bytes:
         try:
-            _require_bounded(self.path, name, self._archive.getinfo(name).file_size)
+            _check_size(self.path, name, self._archive.getinfo(name).file_size)
             return self._archive.read(name)
         except (KeyError, RuntimeError, NotImplementedError, *UNREADABLE) as error:
-            raise DataError(f"{self.path} is damaged at {name}: {error}. Get the file again.") from error
+            raise DataError(f"{self.path} is damaged at {name}: {error}. Download the file again.") from error
 
 
 class JoinedTree:
-    """The files of several folders or archives that belong together, under names that differ."""
+    """The files of several folders or archives with distinct names, as one tree."""
 
     def __init__(self, path: Path, trees: Sequence[FileTree]) -> None:
         self.path, self.trees = path, trees
@@ -179,19 +173,18 @@ class JoinedTree:
         by_tree: dict[FileTree, list[str]] = {}
         for name in names:
             by_tree.setdefault(self._tree_of[name], []).append(name)
-        return [one for tree, own in by_tree.items() for one in tree.identity(own)]
+        return [identity for tree, members in by_tree.items() for identity in tree.identity(members)]
 
 
-def _counted(members: Iterable[T], path: Path) -> Iterator[T]:
-    """The members of an archive, as long as there are not too many."""
+def _limited(members: Iterable[T], path: Path) -> Iterator[T]:
     for number, member in enumerate(members):
         if number >= MAX_MEMBERS:
-            raise DataError(f"{path} holds more than {MAX_MEMBERS:,} files, which is not a data set that can be read.")
+            raise DataError(f"{path} contains more than {MAX_MEMBERS:,} files, which is too many for a data set.")
         yield member
 
 
 def _text_names(names: Iterable[str], path: Path) -> list[str]:
-    """The names, sorted; one that is no UTF-8 text, which no table or run folder could hold, is refused."""
+    """Return the names, sorted. Reject a name that is not UTF-8, because tables and run folders could not contain it."""
     found = sorted(names)
     for name in found:
         try:
@@ -199,52 +192,49 @@ def _text_names(names: Iterable[str], path: Path) -> list[str]:
         except UnicodeEncodeError as error:
             shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
             raise DataError(
-                f"{path}: the name {shown} is not UTF-8 text, so an older or another system wrote it. Rename it, with all like it "
+                f"{path}: the name {shown} is not UTF-8 text. Rename this file and all similar ones "
                 "(convmv -f latin1 -t utf8 -r --notest FOLDER)."
             ) from error
     return found
 
 
-def _require_bounded(path: Path, name: str, size: int) -> None:
-    """Refuse a file of an archive that would take too much memory."""
+def _check_size(path: Path, name: str, size: int) -> None:
     if size > LARGEST_MEMBER:
-        raise DataError(
-            f"{name} in {path} would take {size:,} bytes; files of up to {LARGEST_MEMBER:,} are read. It was not unpacked."
-        )
+        raise DataError(f"{name} in {path} was not unpacked: it has {size:,} bytes, and the limit is {LARGEST_MEMBER:,}.")
 
 
 def read_npz(path: Path) -> Mapping[str, NDArray[Any]]:
-    """The arrays of an npz file, none of them pickled and none beyond the size that a file of an archive may have."""
+    """Return the arrays of an npz file. Reject pickled arrays, and arrays that exceed the size limit."""
     try:
         with zipfile.ZipFile(path) as archive:
             for info in archive.infolist():
-                _require_bounded(path, info.filename, info.file_size)
+                _check_size(path, info.filename, info.file_size)
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except (ValueError, *UNREADABLE) as error:
-        raise DataError(f"{path} cannot be read: {error}. Get the file again.") from error
+        raise DataError(f"{path} cannot be read: {error}. Download the file again.") from error
 
 
 def file_tree(path: Path) -> FileTree:
-    """The files of a folder or an archive."""
+    """Open a folder or an archive."""
     if path.is_dir():
         return FolderTree(path)
     return _ZipTree(path) if path.name.lower().endswith(".zip") else _TarTree(path)
 
 
 def existing_trees(root: Path, candidates: Iterable[str]) -> list[FileTree]:
-    """Those of the candidate folders and archives that exist under a folder, in the order given."""
+    """Return the candidate folders and archives that exist below a folder, in the given order."""
     paths = [root / candidate for candidate in candidates]
     return [file_tree(path) for path in paths if path.is_dir() or (path.is_file() and path.name.lower().endswith(ARCHIVE_SUFFIXES))]
 
 
 def joined_archives(root: Path, places: Iterable[str], names: Sequence[str]) -> list[JoinedTree]:
-    """For each place under a folder that holds any of these archives: all of them that are there, as one tree."""
+    """Return one tree for each place below a folder that contains any of these archives, with all that exist there."""
     return [JoinedTree(root / place, trees) for place in places if (trees := existing_trees(root / place, names))]
 
 
 def identities(paths: Iterable[Path]) -> list[FileIdentity]:
-    """Path, bytes and time of change of each file."""
+    """Return path, size and modification time of each file."""
     found = []
     for path in paths:
         try:
@@ -256,7 +246,7 @@ def identities(paths: Iterable[Path]) -> list[FileIdentity]:
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file, as hexadecimal digits."""
+    """Return the sha256 of a file as hexadecimal digits."""
     try:
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -265,16 +255,16 @@ def sha256_of(path: Path) -> str:
 
 
 def contents(folder: Path) -> str:
-    """What a folder holds, in a few words, for messages."""
+    """Describe the content of a folder for error messages."""
     if not folder.exists():
-        return "there is no such folder"
+        return "the folder does not exist"
     if not folder.is_dir():
         return "it is a file, not a folder"
     names = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in folder.iterdir() if _is_shown(entry.name))
     if not names:
         return "the folder is empty"
     more = f" and {len(names) - LISTED_ENTRIES} more" if len(names) > LISTED_ENTRIES else ""
-    return f"the folder holds {', '.join(names[:LISTED_ENTRIES])}{more}"
+    return f"the folder contains {', '.join(names[:LISTED_ENTRIES])}{more}"
 
 
 def _walk(folder: Path, prefix: str, depth: int) -> list[str]:
@@ -294,5 +284,5 @@ def _walk(folder: Path, prefix: str, depth: int) -> list[str]:
 
 
 def _is_shown(name: str) -> bool:
-    """Hidden files are not data: archives made on a Mac hold a ``._name`` for each real file."""
+    """Return False for hidden files, which are not data. Archives made on macOS contain a ``._name`` for each real file."""
     return not any((part.startswith(".") and part != ".") or part == "__MACOSX" for part in name.split("/"))

@@ -1,9 +1,8 @@
-"""Decoded arrays stored on disk, so that images are decoded once and memory-mapped ever after.
+"""Cache decoded arrays on disk, so that images are decoded once and memory-mapped afterwards.
 
-An entry is a folder ``<key>/`` with one ``.npy`` file per array and ``about.json``, which holds their
-checksums. The key is a sha256 over the recipe and the identity (path, bytes, time of change) of every
-file it was made from, so a changed file makes a new entry. An entry is written to a temporary
-folder and renamed; one whose checksums do not fit is made again.
+An entry is a folder ``<key>/`` with one ``.npy`` file per array and ``about.json``, which contains their checksums. The key is a
+sha256 over the recipe and the identity (path, size, modification time) of every source file, so that a changed file creates a new
+entry. An entry is written to a temporary folder and renamed. An entry with a wrong checksum is rebuilt.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from polyfed.data.store.archives import FileIdentity
 from polyfed.errors import DataError
 
 RECIPE_VERSION = 2
-"""Raise it when the same files and options shall give other arrays."""
+"""Increase this number if the same files and options yield different arrays."""
 
 MAPPED_FROM_BYTES = 1 << 20
 IN_FILE_FROM_BYTES = 1 << 28
@@ -43,67 +42,69 @@ _log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
-    """Where decoded arrays are stored: ``POLYFED_CACHE``, else ``~/.cache/polyfed``."""
-    chosen = os.environ.get("POLYFED_CACHE")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "polyfed"
+    """Return ``POLYFED_CACHE``, or ``~/.cache/polyfed`` if it is not set."""
+    variable = os.environ.get("POLYFED_CACHE")
+    return Path(variable).expanduser() if variable else Path.home() / ".cache" / "polyfed"
 
 
 def cached(recipe: Mapping[str, object], files: Sequence[FileIdentity], build: Callable[[], Arrays]) -> Arrays:
-    """The arrays this recipe makes of these files: from the cache, or built and stored.
+    """Return the arrays for a recipe and its source files from the cache, or build and store them.
 
-    Large arrays are mapped copy-on-write: they can be read by many processes at the cost of one, and
-    writing to them never reaches the disk.
+    Large arrays are mapped copy-on-write: several processes share the memory, and changes are never written to disk.
 
     Args:
-        recipe: Everything besides the files that decides the arrays.
-        files: What they are made from.
-        build: Makes them.
+        recipe: Everything that determines the arrays besides the files.
+        files: Source files.
+        build: Computes the arrays.
     """
     entry = cache_folder() / cache_key(recipe, files)
     if entry.is_dir():
         try:
             return _load(entry)
         except DataError as error:
-            _log.warning("%s It is made again.", error)
+            _log.warning("%s Rebuilding it.", error)
     _store(entry, build())
     return _load(entry)
 
 
-class Growing:
-    """Arrays of bytes that are filled row by row; large ones lie in an unnamed file of the cache folder, so that memory holds a few rows."""
+class RowBuffer:
+    """Byte arrays that are filled row by row. Large ones are stored in an unnamed file, so that only a few rows are in memory."""
 
     def __init__(self, *shapes: tuple[int, ...]) -> None:
-        self.arrays = [self._made(shape) for shape in shapes]
+        self.arrays = [self._allocate(shape) for shape in shapes]
 
     @staticmethod
-    def _made(shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    def _allocate(shape: tuple[int, ...]) -> NDArray[np.uint8]:
         if math.prod(shape) < IN_FILE_FROM_BYTES:
             return np.zeros(shape, np.uint8)
         try:
             cache_folder().mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=cache_folder()) as file:  # the mapping outlives the name and the handle
+            with tempfile.TemporaryFile(dir=cache_folder()) as file:  # the mapping stays valid after the file is closed
                 return np.memmap(file, np.uint8, "w+", shape=shape)
         except OSError as error:
-            raise DataError(
-                f"Decoded images cannot be stored in {cache_folder()}: {error}. Set POLYFED_CACHE to a writable folder with room."
-            ) from error
+            raise storage_error(cache_folder(), error) from error
 
-    def let_go_after(self, row: int) -> None:
-        """Every few rows, write what was filled to the file, and take it out of memory."""
+    def release_after(self, row: int) -> None:
+        """Every few rows, write the filled rows to the file and release their memory."""
         if row % ROWS_AT_ONCE == 0:
             for array in self.arrays:
-                _let_go(array)
+                _release(array)
 
 
-def _let_go(array: NDArray[Any]) -> None:
-    """Write an array that lies in a file to it, and take it out of memory."""
+def storage_error(folder: Path, error: Exception) -> DataError:
+    """Return the error for a cache folder that cannot be written."""
+    return DataError(f"Cannot store decoded images in {folder}: {error}. Set POLYFED_CACHE to a writable folder with enough space.")
+
+
+def _release(array: NDArray[Any]) -> None:
+    """Write a memory-mapped array to its file and release its memory."""
     if isinstance(array, np.memmap):
         array.flush()
         array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
 
 
 def cache_key(recipe: Mapping[str, object], files: Sequence[FileIdentity]) -> str:
-    """The name under which what this recipe makes of these files is stored."""
+    """Return the name of the cache entry for a recipe and its source files."""
     parts = {"version": RECIPE_VERSION, "pillow": PIL.__version__, "recipe": dict(recipe), "files": list(files)}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -115,14 +116,14 @@ def _load(entry: Path) -> Arrays:
         for name, expected in checksums.items():
             if _crc32(entry / f"{name}.npy") != expected:
                 raise DataError(f"The cache entry {entry} is damaged: {name}.npy has changed.")
-        return {name: _array(entry / f"{name}.npy") for name in checksums}
+        return {name: _open_array(entry / f"{name}.npy") for name in checksums}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"The cache entry {entry} is damaged: {error}.") from error
 
 
-def _array(path: Path) -> NDArray[Any]:
+def _open_array(path: Path) -> NDArray[Any]:
     large = path.stat().st_size >= MAPPED_FROM_BYTES
     found: NDArray[Any] = np.load(path, mmap_mode="c" if large else None, allow_pickle=False)
     return found
@@ -137,17 +138,15 @@ def _store(entry: Path, arrays: Arrays) -> None:
                 _save(temporary / f"{name}.npy", values)
             checksums = {name: _crc32(temporary / f"{name}.npy") for name in arrays}
             (temporary / "about.json").write_text(json.dumps({"crc32": checksums}))
-            _put_in_place(temporary, entry)
+            _install(temporary, entry)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
-        raise DataError(
-            f"Decoded images cannot be stored in {entry.parent}: {error}. Set POLYFED_CACHE to a writable folder with room."
-        ) from error
+        raise storage_error(entry.parent, error) from error
 
 
 def _save(path: Path, values: NDArray[Any]) -> None:
-    """Write an array as .npy; one that lies in a file, a few rows at a time."""
+    """Write an array as .npy. Write a memory-mapped array a few rows at a time."""
     if not isinstance(values, np.memmap):
         np.save(path, values, allow_pickle=False)
         return
@@ -155,24 +154,24 @@ def _save(path: Path, values: NDArray[Any]) -> None:
         np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(values))
         for start in range(0, len(values), ROWS_AT_ONCE):
             stream.write(values[start : start + ROWS_AT_ONCE].tobytes())
-            _let_go(values)
+            _release(values)
 
 
-def _put_in_place(temporary: Path, entry: Path) -> None:
-    """Rename the new entry into place; a sound one that another process made meanwhile stays."""
-    if entry.is_dir() and not _is_sound(entry):
+def _install(temporary: Path, entry: Path) -> None:
+    """Rename the new entry into place. Keep a valid entry that another process created in the meantime."""
+    if entry.is_dir() and not _is_valid(entry):
         damaged = Path(tempfile.mkdtemp(prefix=".old-", dir=entry.parent))
-        with contextlib.suppress(FileNotFoundError):  # another process may have set it aside first
+        with contextlib.suppress(FileNotFoundError):  # another process may have moved it first
             entry.rename(damaged / "entry")
         shutil.rmtree(damaged)
     try:
         temporary.rename(entry)
     except OSError:
-        if not _is_sound(entry):
+        if not _is_valid(entry):
             raise
 
 
-def _is_sound(entry: Path) -> bool:
+def _is_valid(entry: Path) -> bool:
     try:
         return bool(_load(entry))
     except DataError:

@@ -1,10 +1,10 @@
-"""The files of one domain, and how they become a ``Domain``: found, decoded once, cached, split."""
+"""Find the files of a domain, decode them once, cache the result, and split it."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,49 +25,46 @@ Counts = dict[str, tuple[int, ...]]
 
 
 class DomainSource(Protocol):
-    """One domain that was found and can be loaded. ``DomainFiles`` decodes into arrays; other sources may stream."""
+    """A domain that was found and can be loaded. ``DomainFiles`` decodes it into arrays; other sources may stream it."""
 
     @property
     def domain(self) -> str:
-        """The domain's name."""
+        """Name of the domain."""
 
     @property
     def layout(self) -> str:
-        """The layout it was found in."""
+        """Layout of its files."""
 
     @property
     def problems(self) -> Sequence[str]:
-        """Known problems, a sentence each."""
+        """Known problems, as error messages."""
 
     @property
     def middle_square(self) -> bool:
-        """Return True if the middle square is cut out of each image before it is resized."""
+        """True if each image is cropped to its middle square before it is resized."""
 
     def load(self) -> Domain:
         """Return the domain with its splits."""
 
     def count(self, classes: int, unreadable: list[str], duplicates: Duplicates) -> Counts:
-        """Read everything again, past the cache: count it, name what cannot be read, and add each image to those that were seen."""
+        """Decode everything without the cache, count it, and add error messages and duplicates to the arguments."""
 
 
 @dataclass(frozen=True)
 class DomainFiles:
     """One domain in one layout, not decoded yet.
 
-    Args:
-        domain: The domain's name.
-        layout: The layout it was found in.
-        recipe: Everything besides the files that decides the arrays.
-        files: What the arrays are made from.
-        read: Decodes now: ``x`` (n, 3, height, width), ``y`` (n,), perhaps ``target`` (what is learned, if that is not ``y``),
-            ``group`` (n,) and ``kept`` (positions of the readable images); adds a sentence to its argument for each image that cannot be read.
-        split: From these arrays to the rows of each split.
-        problems: Known problems, a sentence each.
-        skip_unreadable: Skip unreadable images instead of rejecting the domain.
-        advice: What to do about unreadable images, for the message.
-        names: What to call the images, if each has its own file.
-        middle_square: The middle square was cut out of each image before it was resized.
-        pairs: Each example is an image with its mask, which is its ``y``. None can be skipped, and none has one class.
+    Attributes:
+        recipe: Everything that determines the arrays besides the files.
+        files: Source files of the arrays.
+        read: Decodes the images into ``x`` (n, 3, height, width) and ``y`` (n,), optionally with ``target`` (if the target is not
+            ``y``), ``group`` (n,) and ``kept`` (positions of readable images). Adds an error message to its argument for each
+            unreadable image.
+        split: Returns the rows of each split, given the arrays.
+        advice: Advice about unreadable images, for the error message.
+        names: Image names, if each image has a separate file.
+        middle_square: True if each image is cropped to its middle square before it is resized.
+        pairs: True if ``y`` contains masks. Then no example can be skipped, and none has a single class.
     """
 
     domain: str
@@ -84,7 +81,7 @@ class DomainFiles:
     pairs: bool = False
 
     def load(self) -> Domain:
-        """Return the domain, with its images memory-mapped."""
+        """Return the domain, with memory-mapped images."""
         arrays = self.arrays()
         x, y = torch.from_numpy(arrays["x"]), torch.from_numpy(arrays.get("target", arrays["y"]))
         splits = {
@@ -96,25 +93,25 @@ class DomainFiles:
         return Domain(self.domain, splits["train"], splits["test"], splits.get("validation"), group)
 
     def count(self, classes: int, unreadable: list[str], duplicates: Duplicates) -> Counts:
-        """Decode everything again, past the cache. Pairs are counted only, an unreadable one too."""
+        """Decode everything without the cache and count it. Pairs are not compared, and unreadable pairs are counted too."""
         arrays = self.read(unreadable)
         splits = self.split(arrays)
         if self.pairs:
             return counts_by_class(np.zeros(len(arrays["y"]), np.int64), splits, 1)
-        hashes = [picture_hash(image) for image in arrays["x"]]
+        hashes = [pixel_hash(image) for image in arrays["x"]]
         kept = arrays.get("kept", np.arange(len(hashes)))
         names = [self.names[position] if self.names else f"image {position}" for position in kept]
         duplicates.add(self.domain, splits, hashes, names)
         return counts_by_class(arrays["y"], splits, classes)
 
     def arrays(self) -> Arrays:
-        """Return the decoded arrays, from the cache if they are there."""
+        """Return the decoded arrays, from the cache if possible."""
         if self.problems:
             raise DataError(some_of(self.problems))
         recipe = {**self.recipe, "domain": self.domain, **({} if self.pairs else {"skip": self.skip_unreadable})}
-        return cached(recipe, self.files, self._decoded)
+        return cached(recipe, self.files, self._decode)
 
-    def _decoded(self) -> Arrays:
+    def _decode(self) -> Arrays:
         unreadable: list[str] = []
         arrays = self.read(unreadable)
         if unreadable and not self.skip_unreadable:
@@ -124,66 +121,61 @@ class DomainFiles:
 
 
 def counts_by_class(labels: NDArray[np.int64], splits: Splits, classes: int) -> Counts:
-    """Count the examples of each class in each split, and in all."""
+    """Count the examples of each class in each split and in total."""
     rows_of = {"all": np.arange(len(labels)), **splits}
     return {split: tuple(np.bincount(labels[rows], minlength=classes).tolist()) for split, rows in rows_of.items()}
 
 
 @dataclass
 class Duplicates:
-    """Where each image was seen, by a hash of its pixels: its domain, its split, and what to call it."""
+    """Domain, split and name of each image, by the hash of its pixels."""
 
     seen: dict[bytes, list[tuple[str, str, str]]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, domain: str, splits: Splits, hashes: Sequence[bytes], names: Sequence[str]) -> None:
-        """Add the images of a domain: the hash and the name of each, and the rows of each split."""
+        """Add the images of a domain, given the hash and the name of each image."""
         for split, rows in splits.items():
             for row in rows:
                 self.seen[hashes[row]].append((domain, split, names[row]))
 
     def leaks(self) -> list[str]:
-        """Return a sentence about images that are in more than one of train, validation and test."""
-        found = [places for places in self._several() if len({split for _, split, _ in places}) > 1]
-        return _sentences("in more than one of train, validation and test", found)
+        """Return a notice about images in more than one of train, validation and test, if there are any."""
+        return self._notice("in more than one of train, validation and test", 1)
 
     def across_domains(self) -> list[str]:
-        """Return a sentence about images that two domains have."""
-        found = [places for places in self._several() if len({domain for domain, _, _ in places}) > 1]
-        return _sentences("in more than one domain", found)
+        """Return a notice about images in more than one domain, if there are any."""
+        return self._notice("in more than one domain", 0)
 
-    def _several(self) -> Iterator[list[tuple[str, str, str]]]:
-        return (places for places in self.seen.values() if len(places) > 1)
+    def _notice(self, where: str, part: int) -> list[str]:
+        found = [places for places in self.seen.values() if len({place[part] for place in places}) > 1]
+        if not found:
+            return []
+        named = ["; ".join(f"{domain} {split} {name}" for domain, split, name in places) for places in found[:NAMED_AT_MOST]]
+        more = f" And {len(found) - NAMED_AT_MOST} more." if len(found) > NAMED_AT_MOST else ""
+        return [f"{len(found)} image{'s are' if len(found) > 1 else ' is'} {where}: {' | '.join(named)}.{more}"]
 
 
-def picture_hash(pixels: NDArray[Any]) -> bytes:
+def pixel_hash(pixels: NDArray[Any]) -> bytes:
     """Return a hash of the pixels and the shape of an image."""
     return hashlib.sha256(str(pixels.shape).encode() + np.ascontiguousarray(pixels).tobytes()).digest()[:16]
 
 
-def _sentences(where: str, found: Sequence[Sequence[tuple[str, str, str]]]) -> list[str]:
-    if not found:
-        return []
-    named = ["; ".join(f"{domain} {split} {name}" for domain, split, name in places) for places in found[:NAMED_AT_MOST]]
-    more = f" And {len(found) - NAMED_AT_MOST} more." if len(found) > NAMED_AT_MOST else ""
-    return [f"{len(found)} picture{'s are' if len(found) > 1 else ' is'} {where}: {' | '.join(named)}.{more}"]
-
-
 SKIPPED = " skipped: "
-"""Between the number of skipped images and their names, at the end of a source."""
+"""Separates the number of skipped images from their names at the end of a source line."""
 
 
 def without_names(source: str) -> str:
-    """Return a source without the names of files.
+    """Return a source line without file names.
 
     >>> without_names("folder: pen 140/20/40; 2 unreadable images skipped: a b.png, c.png")
     'folder: pen 140/20/40; 2 unreadable images skipped'
     """
-    told, skipped, _ = source.partition(SKIPPED)
-    return told + skipped.removesuffix(": ")
+    before, skipped, _ = source.partition(SKIPPED)
+    return before + skipped.removesuffix(": ")
 
 
 def source_text(sources: Sequence[DomainSource], domains: Sequence[Domain], *notes: str) -> str:
-    """Describe for every table which layouts and how many examples were used."""
+    """Return the source line of tables: layouts, number of examples, and notes."""
     by_layout: dict[str, list[str]] = {}
     for source, domain in zip(sources, domains, strict=True):
         validation = 0 if domain.validation is None else len(domain.validation)
@@ -192,13 +184,13 @@ def source_text(sources: Sequence[DomainSource], domains: Sequence[Domain], *not
     return "; ".join([f"{used} (train/validation/test)", *(note for note in notes if note)])
 
 
-def some_of(sentences: Sequence[str]) -> str:
-    """Return the first few sentences, and how many more there are."""
-    more = len(sentences) - NAMED_AT_MOST
-    return " ".join(sentences[:NAMED_AT_MOST]) + (f" And {more} more." if more > 0 else "")
+def some_of(messages: Sequence[str]) -> str:
+    """Join the first messages, and state how many more there are."""
+    more = len(messages) - NAMED_AT_MOST
+    return " ".join(messages[:NAMED_AT_MOST]) + (f" And {more} more." if more > 0 else "")
 
 
 def first_of(names: Sequence[str]) -> str:
-    """Return the first few names, and how many more there are."""
+    """List the first names, and state how many more there are."""
     more = len(names) - NAMED_AT_MOST
     return ", ".join(names[:NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""Examples that do not lie in memory as two tensors: rows of a shared array, blank ones, and ones with other targets."""
+"""Examples that are not two tensors in memory: rows of a shared array, blank inputs, and inputs with other targets."""
 
 from __future__ import annotations
 
@@ -14,13 +14,7 @@ from polyfed.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class RowExamples:
-    """Rows of a shared array, usually a memory-mapped one. Taking subsets copies nothing; making a batch does.
-
-    Args:
-        x: All inputs.
-        y: All labels.
-        rows: The rows that belong to these examples, in order.
-    """
+    """Rows of a shared array, which is usually memory-mapped. A subset copies nothing; a batch copies its rows."""
 
     x: Tensor
     y: Tensor
@@ -46,13 +40,13 @@ class RowExamples:
         return RowExamples(self.x, self.y, self.rows[indices])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process gets the rows that are meant, not the whole array behind them.
+        # Send only these rows to another process, not the whole array.
         return ArrayExamples, self.batch(slice(None))
 
 
 @dataclass(frozen=True, eq=False)
 class Relabelled:
-    """The inputs of some examples with other targets."""
+    """Examples with replaced targets."""
 
     inner: Examples
     y: Tensor
@@ -71,24 +65,6 @@ class Relabelled:
         return Relabelled(self.inner.subset(indices), self.y[indices])
 
 
-@dataclass(frozen=True, eq=False)
-class BlankExamples:
-    """Examples whose inputs are all zero; only their targets are stored."""
-
-    y: Tensor
-    shape: tuple[int, ...]
-    dtype: torch.dtype = torch.uint8
-
-    @property
-    def labels(self) -> Tensor:
-        return self.y
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def batch(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
-        y = self.y[indices]
-        return torch.zeros(len(y), *self.shape, dtype=self.dtype), y
-
-    def subset(self, indices: Tensor) -> BlankExamples:
-        return BlankExamples(self.y[indices], self.shape, self.dtype)
+def blank_examples(y: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> ArrayExamples:
+    """Return examples whose inputs are all zero and share the memory of a single number."""
+    return ArrayExamples(torch.zeros((), dtype=dtype).expand(len(y), *shape), y)

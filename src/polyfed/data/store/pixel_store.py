@@ -1,8 +1,9 @@
-"""Images that do not fit into memory: each is decoded when it is first asked for, and kept on disk in a file of bounded size.
+"""Store images that do not fit into memory: decode each on first use, and keep it on disk in a file of bounded size.
 
-The file has a slot for each image, a second file their checksums. A slot is filled where its checksum fits the pixels and the image
-file, so a changed file is decoded again, a run that was killed goes on where it was, and processes may fill it together. Slots are read with ``pread``, so a process holds no more than
-its batch. Images beyond the bound have no slot and are decoded whenever they are asked for.
+The file has a slot for each image, and a second file has the checksums. A slot is valid if its checksum matches the pixels and the
+identity of the image file. So changed files are decoded again, stopped runs resume without loss, and processes can fill the file
+together. Slots are read with ``pread``, so that a process only needs memory for its batch. Images beyond the bound have no slot and are
+decoded every time.
 """
 
 from __future__ import annotations
@@ -23,28 +24,20 @@ from torch import Tensor
 
 from polyfed.core.data_types import Domain
 from polyfed.data.store.archives import FileTree
-from polyfed.data.store.cache import cache_folder, cache_key
-from polyfed.data.store.domain_files import Counts, Duplicates, counts_by_class, picture_hash, some_of
+from polyfed.data.store.cache import cache_folder, cache_key, storage_error
+from polyfed.data.store.domain_files import Counts, Duplicates, counts_by_class, pixel_hash, some_of
 from polyfed.data.store.images import decode
 from polyfed.data.store.splits import Splits
 from polyfed.errors import DataError
 
 LIMIT_VARIABLE = "POLYFED_CACHE_GB"
-USUAL_LIMIT_GB = 200.0
-SHARE_OF_FREE_DISK = 0.8
+DEFAULT_LIMIT_GB = 200.0
+FREE_DISK_FRACTION = 0.8
 
 
 @dataclass(frozen=True, eq=False)
 class PixelStore:
-    """The images of one domain at one size.
-
-    Args:
-        name: What the images are, for the names of the files.
-        tree: Where the image files are.
-        names: The files, in order.
-        size: Side of the images.
-        middle_square: Cut the middle square out of each, instead of changing the aspect ratio.
-    """
+    """The images of one domain at one size. ``name`` identifies them in the cache."""
 
     name: str
     tree: FileTree
@@ -55,30 +48,26 @@ class PixelStore:
 
     @property
     def bytes_each(self) -> int:
-        """Bytes of an image."""
         return 3 * self.size * self.size
 
     @cached_property
     def path(self) -> Path:
-        """The file of pixels."""
         recipe = {"set": self.name, "size": self.size, "square": self.middle_square, "names": list(self.names)}
         return cache_folder() / f"{cache_key({**recipe, 'tree': str(self.tree.path.resolve())}, [])}.pixels"
 
     @cached_property
     def slots(self) -> int:
-        """How many images have a slot."""
+        """Number of images that have a slot."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            made = self.path.stat().st_size if self.path.exists() else 0
-            room = made + int(shutil.disk_usage(self.path.parent).free * SHARE_OF_FREE_DISK)
+            used = self.path.stat().st_size if self.path.exists() else 0
+            available = used + int(shutil.disk_usage(self.path.parent).free * FREE_DISK_FRACTION)
         except OSError as error:
-            raise DataError(
-                f"Decoded images cannot be stored in {self.path.parent}: {error}. Set POLYFED_CACHE to another folder."
-            ) from error
-        return min(len(self.names), min(room, cache_limit()) // self.bytes_each)
+            raise storage_error(self.path.parent, error) from error
+        return min(len(self.names), min(available, cache_limit()) // self.bytes_each)
 
     def _files(self) -> tuple[int, NDArray[np.uint32]]:
-        """The file of pixels and the checksums, opened once by each process."""
+        """Return the pixel file and the checksums, opened once per process."""
         if self._opened.get("process") != os.getpid():
             try:
                 pixels = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -89,14 +78,12 @@ class PixelStore:
                 os.close(sums)
                 table: NDArray[np.uint32] = np.memmap(sums_file, np.uint32, "r+", shape=(len(self.names),))
             except OSError as error:
-                raise DataError(
-                    f"Decoded images cannot be stored in {self.path.parent}: {error}. Set POLYFED_CACHE to another folder."
-                ) from error
+                raise storage_error(self.path.parent, error) from error
             self._opened.update(process=os.getpid(), pixels=pixels, sums=table)
         return self._opened["pixels"], self._opened["sums"]
 
     def rows(self, positions: Sequence[int]) -> Tensor:
-        """These images as (n, 3, size, size)."""
+        """Return images as (n, 3, size, size)."""
         found = np.empty((len(positions), self.bytes_each), np.uint8)
         for place, position in enumerate(positions):
             found[place] = self._image(position)
@@ -114,17 +101,17 @@ class PixelStore:
         try:
             os.pwrite(pixels, image.tobytes(), position * self.bytes_each)
         except OSError:
-            return image  # a full disk makes the run slower, not wrong
+            return image  # if the disk is full, the run is only slower
         sums[position] = self._checksum(image.tobytes(), position)
         return image
 
     def _checksum(self, content: bytes, position: int) -> int:
-        """A checksum of the pixels and of what tells their file from another; never 0, which means: not there yet."""
+        """Return a checksum of the pixels and the identity of their file. Never 0, which marks an empty slot."""
         identity = repr(self.tree.identity([self.names[position]])).encode()
         return zlib.crc32(content, zlib.crc32(identity)) or 1
 
     def decoded(self, position: int) -> NDArray[np.uint8]:
-        """An image from its file, flat."""
+        """Decode an image from its file, as a flat array."""
         name = self.names[position]
         return decode(self.tree.read(name), name, self.size, self.middle_square).reshape(-1)
 
@@ -133,17 +120,17 @@ class PixelStore:
 
 
 def cache_limit() -> int:
-    """Bytes that the decoded images of one domain may take: POLYFED_CACHE_GB, else 200 GB."""
+    """Return the largest size in bytes of the decoded images of one domain: POLYFED_CACHE_GB, by default 200 GB."""
     text = os.environ.get(LIMIT_VARIABLE, "")
     try:
-        return int(float(text or USUAL_LIMIT_GB) * 10**9)
+        return int(float(text or DEFAULT_LIMIT_GB) * 10**9)
     except (ValueError, OverflowError) as error:
-        raise DataError(f"{LIMIT_VARIABLE} is {text!r}; it must be a number of gigabytes.") from error
+        raise DataError(f"{LIMIT_VARIABLE} must be a number of gigabytes, got {text!r}.") from error
 
 
 @dataclass(frozen=True, eq=False)
 class StoredExamples:
-    """Images of one or more stores with their labels. Nothing is decoded before a batch is asked for."""
+    """Images of one or more stores with their labels. Images are decoded when a batch is read."""
 
     stores: tuple[PixelStore, ...]
     which: Tensor
@@ -152,14 +139,12 @@ class StoredExamples:
 
     @property
     def labels(self) -> Tensor:
-        """All labels, int64, shape (n,)."""
         return self.y
 
     def __len__(self) -> int:
         return len(self.y)
 
     def batch(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Raw inputs and labels at these positions."""
         which, positions = self.which[indices], self.positions[indices]
         if len(self.stores) == 1:
             return self.stores[0].rows(positions.tolist()), self.y[indices]
@@ -167,11 +152,10 @@ class StoredExamples:
         return torch.cat(parts), self.y[indices]
 
     def subset(self, indices: Tensor) -> StoredExamples:
-        """The examples at these positions, in this order."""
         return StoredExamples(self.stores, self.which[indices], self.positions[indices], self.y[indices])
 
     def joined_with(self, others: Sequence[Any]) -> StoredExamples | None:
-        """These and others after them, still on disk; None if others are of another kind."""
+        """Return these examples followed by others, still on disk, or None if the others are stored differently."""
         parts = [self, *others]
         if not all(isinstance(part, StoredExamples) for part in parts):
             return None
@@ -184,21 +168,7 @@ class StoredExamples:
 
 @dataclass(frozen=True)
 class StreamedFiles:
-    """One domain in one layout, too large to be decoded at once.
-
-    Args:
-        domain: The domain's name.
-        layout: The layout it was found in.
-        data_set: The data set, for the cache.
-        tree: Where the files are.
-        names: The files, in order.
-        labels: The label of each.
-        splits: The rows of each split.
-        size: Side of the images.
-        problems: What is already known to be wrong, a sentence each.
-        groups: The group (patient) of each image.
-        middle_square: Cut the middle square out of each image before it is resized.
-    """
+    """One domain in one layout that is too large to be decoded at once. ``data_set`` identifies it in the cache."""
 
     domain: str
     layout: str
@@ -214,11 +184,10 @@ class StreamedFiles:
 
     @property
     def store(self) -> PixelStore:
-        """Where decoded images are kept."""
         return PixelStore(f"{self.data_set}/{self.domain}", self.tree, self.names, self.size, self.middle_square)
 
     def load(self) -> Domain:
-        """The domain; its images are decoded when they are asked for."""
+        """Return the domain. Its images are decoded on first use."""
         if self.problems:
             raise DataError(some_of(self.problems))
         store, y = self.store, torch.from_numpy(self.labels)
@@ -233,12 +202,12 @@ class StreamedFiles:
         return Domain(self.domain, examples(self.splits["train"]), examples(self.splits["test"]), held_out, groups)
 
     def count(self, classes: int, unreadable: list[str], duplicates: Duplicates) -> Counts:
-        """Decode everything again, past the cache; an image that cannot be read counts in no split."""
+        """Decode everything without the cache and count it. Unreadable images are not counted in any split."""
         store = self.store
         hashes: dict[int, bytes] = {}
         for position in range(len(self.names)):
             try:
-                hashes[position] = picture_hash(store.decoded(position))
+                hashes[position] = pixel_hash(store.decoded(position))
             except DataError as error:
                 unreadable.append(str(error))
         row_of = {position: row for row, position in enumerate(hashes)}

@@ -1,4 +1,4 @@
-"""Splits that depend on nothing but the order, the labels and a seed."""
+"""Split examples depending only on their order, their labels and a seed."""
 
 from __future__ import annotations
 
@@ -15,53 +15,46 @@ from polyfed.errors import OptionError
 Positions: TypeAlias = NDArray[np.int64]
 
 Splits: TypeAlias = Mapping[str, Positions]
-"""Rows of a domain by split: train, test, and perhaps validation."""
+"""Rows of a domain by split: train, test, and optionally validation."""
 
 
 def check_share(owner: str, option: str, share: float) -> None:
-    """Refuse a share that would leave nothing, or is none."""
+    """Reject a fraction outside [0, 1)."""
     if not 0 <= share < 1:
-        raise OptionError(f"{owner}: {option} is {share}; it must be at least 0 and below 1.")
+        raise OptionError(f"{owner}: {option} must be at least 0 and below 1, got {share}.")
 
 
 def without_end(positions: Positions, share: float) -> tuple[Positions, Positions]:
-    """The positions without their last share, and that last share."""
+    """Split off the given fraction from the end."""
     taken = round(len(positions) * share)
     return positions[: len(positions) - taken], positions[len(positions) - taken :]
 
 
 def with_validation(train: Positions, test: Positions, share: float) -> Splits:
-    """These splits, with the last share of the training rows for validation."""
+    """Return the splits, with the given fraction from the end of the training rows for validation."""
     train, validation = without_end(train, share)
     return {"train": train, "validation": validation, "test": test}
 
 
 def split_at_test(validation: float, arrays: Arrays) -> Splits:
-    """Rows in the order train, test: the test starts at ``testing_from``, and the last share before it is for validation."""
+    """Split rows in the order train, test at ``testing_from``, with a fraction from the end of train for validation."""
     boundary = int(arrays["testing_from"])
     return with_validation(np.arange(boundary), np.arange(boundary, len(arrays["y"])), validation)
 
 
 def in_turn(labels: NDArray[np.int64], train: Positions) -> Splits:
-    """These training rows, and the others for validation and test, class by class in turn."""
+    """Assign the rows that are not for training alternately to validation and test, class by class."""
     rest = np.setdiff1d(np.arange(len(labels)), train)
     by_class = rest[np.argsort(labels[rest], kind="stable")]
     return {"train": train, "validation": np.sort(by_class[0::2]), "test": np.sort(by_class[1::2])}
 
 
 def stratified(labels: NDArray[np.int64], share: float, seed: int) -> tuple[Positions, Positions]:
-    """A random part of every class, and the rest in a random order.
+    """Draw a fraction of every class. Return the rest, shuffled, and the part, sorted.
 
-    The part has ``ceil(share n)`` examples in all. Each class gives its share rounded down, and those with
-    the largest remainders one more; a class keeps at least one example in the rest, and others give instead.
-
-    Args:
-        labels: The label of each example; the result depends on their order.
-        share: Size of the part.
-        seed: Decides all draws.
-
-    Returns:
-        The rest, shuffled, and the part, sorted.
+    The part has ``ceil(share n)`` examples. Each class contributes its fraction rounded down, and the classes with the largest
+    remainders one more. The rest keeps at least one example of every class; other classes contribute more instead. The result
+    depends on the order of the labels.
     """
     random = np.random.default_rng([seed, len(labels)])
     classes, counts = np.unique(labels, return_counts=True)
@@ -80,19 +73,10 @@ def stratified(labels: NDArray[np.int64], share: float, seed: int) -> tuple[Posi
 
 
 def grouped(labels: NDArray[np.int64], groups: NDArray[np.int64], share: float, seed: int) -> tuple[Positions, Positions]:
-    """A part that holds about this share of every class, where a group (a patient) is on one side only, and the rest.
+    """Draw about a fraction of every class without splitting groups (patients). Return the rest, shuffled, and the part, sorted.
 
-    Groups are taken from the largest to the smallest, those of one size in a random order, each if it brings the numbers of
-    the classes nearer to their share. A class keeps at least one example in the rest, if it has more than one group.
-
-    Args:
-        labels: The label of each example; the result depends on their order.
-        groups: The group of each example.
-        share: Size of the part.
-        seed: Decides all draws.
-
-    Returns:
-        The rest, shuffled, and the part, sorted.
+    Groups are considered from largest to smallest, in random order for equal sizes. A group is taken if it brings the class counts
+    closer to the fraction. The rest keeps at least one example of every class with more than one group.
     """
     random = np.random.default_rng([seed, len(labels)])
     _, y = np.unique(labels, return_inverse=True)
@@ -100,12 +84,12 @@ def grouped(labels: NDArray[np.int64], groups: NDArray[np.int64], share: float, 
     table = np.zeros((len(ids), y.max(initial=-1) + 1), np.int64)
     np.add.at(table, (number, y), 1)
     totals = table.sum(0)
-    wanted, part, taken = totals * share, np.zeros(len(totals)), np.zeros(len(ids), np.bool_)
+    target, part, taken = totals * share, np.zeros(len(totals)), np.zeros(len(ids), np.bool_)
     shuffled = random.permutation(len(ids))
     by_size = shuffled[np.argsort(-table[shuffled].sum(1), kind="stable")]
 
     def distance(counts: NDArray[np.float64]) -> float:
-        return float(((counts - wanted) ** 2 / totals).sum())
+        return float(((counts - target) ** 2 / totals).sum())
 
     allowed = [place for place in by_size if share > 0]
     for place in allowed:

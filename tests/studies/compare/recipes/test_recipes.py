@@ -107,7 +107,7 @@ def test_all_errors_of_texts_at_once_with_nearest_names(tmp_path: Path) -> None:
         ("data = 'pacs(size=32, normalise=\"none at all\")'", "normalisation"),
         ('method = "fedbn"', "no batch norm"),
         ('unseen = ["foto"]', "Did you mean photo?"),
-        ('partition = "dirichlet(clients=3, alpha=-1.0)"', "alpha is -1.0"),
+        ('partition = "dirichlet(clients=3, alpha=-1.0)"', "alpha must be greater than 0"),
         ('loss = "weighted_focal(alpha=(1.0, 2.0))"', "7 classes"),
         ("clients_per_round = 5", "only 4 clients"),
         ('method = "local + fedprox"', "fedprox would be ignored"),
