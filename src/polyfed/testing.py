@@ -129,7 +129,7 @@ class _RecordedRun:
         """Snapshots after the setup and after each round."""
         self.refused: TooFewReplies | None = None
         self.rejected: dict[str, str] = {}
-        """Why replies were rejected, by client."""
+        """Reason for each rejected reply, by client."""
         self.streams = _random_streams()
         try:
             self.replay.train(self._record, [self._keep_snapshot])

@@ -92,9 +92,9 @@ def test_a_comparison_has_one_model_and_names_it(tmp_path: Path) -> None:
 
 def test_a_comparison_without_the_need_keeps_the_data_sets_own_model() -> None:
     runs = ComparedRuns(Settings(data="two"), ["fedavg", "fedprox"], data=data())
-    assert runs.model_words == "hfedf_cnn" and all(run.settings.model is None for run in runs.runs)
+    assert runs.model_name == "hfedf_cnn" and all(run.settings.model is None for run in runs.runs)
     named = ComparedRuns(Settings(data="two", model="small_cnn"), ["fedbn"], data=data())
-    assert named.model_words == "small_cnn"
+    assert named.model_name == "small_cnn"
 
 
 def test_a_search_has_one_model_too(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ class ComparedRuns:
         return headline(self.settings.metric, build_federation(self.data, whole))
 
     @property
-    def model_words(self) -> str:
+    def model_name(self) -> str:
         """Name of the model that all runs use."""
         if self.model is not None:
             return getattr(self.model, "__name__", type(self.model).__name__)

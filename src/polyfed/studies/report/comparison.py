@@ -261,7 +261,7 @@ def compare_runs(runs: ComparedRuns) -> Comparison:
         costs=tuple(expenses(rows)),
         test_sizes=sizes,
         note=_footnote(runs, rounds, sizes, chosen.words),
-        model=runs.model_words,
+        model=runs.model_name,
         folder=runs.folder,
         planned=len(runs.runs),
         reused=runs.reused,
@@ -305,6 +305,6 @@ def _footnote(runs: ComparedRuns, rounds: int, sizes: Mapping[str, int], measure
     return (
         f"{capital(measure)} in %; {meaning}. {length}.{unseen if runs.protocol == LEAVE_ONE_OUT else ''} "
         "MB: training traffic per client and round. s: training seconds per seed."
-        f"{f' Model: {runs.model_words}.' if runs.model_words else ''} Data: {runs.data.source or settings.data}. "
+        f"{f' Model: {runs.model_name}.' if runs.model_name else ''} Data: {runs.data.source or settings.data}. "
         f"Test images: {counts or 'none scored'}."
     )
