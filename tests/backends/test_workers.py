@@ -489,9 +489,9 @@ def test_values_that_cannot_be_sent_are_an_error() -> None:
         return Payload({}, {"thing": object()})
 
     made = experiment(2, Method("strange", answers={"strange": strange}))
-    with pytest.raises(ClientFailure, match=r"Client a, round 0, request 'strange': .* found object"):
+    with pytest.raises(ClientFailure, match=r"Client a, round 0, request 'strange': .* got object"):
         list(made.backend(Request("strange", dict.fromkeys(SIZES, Payload()))))
-    with pytest.raises(ClientFailure, match=r"request 'strange' to client a: .* found object"):
+    with pytest.raises(ClientFailure, match=r"request 'strange' to client a: .* got object"):
         list(made.backend(Request("strange", dict.fromkeys(SIZES, Payload({}, {"thing": object()})))))
     with pytest.raises(ClientFailure, match="Only dense tensors"):
         list(made.backend(Request("strange", dict.fromkeys(SIZES, Payload({}, {"thing": torch.eye(2).to_sparse()})))))

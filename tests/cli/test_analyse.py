@@ -58,7 +58,7 @@ def test_chosen_kinds_and_wrong_ones(runs: Path, polyfed: Command) -> None:
     wrong = polyfed("analyse", runs, "--kind", "confidenze")
     assert wrong.code == 2 and "There is no analysis 'confidenze'. Did you mean confidence?" in wrong.err
     assert polyfed("analyse").code == 2 and "RUN is missing." in polyfed("analyse").err
-    assert "--figures cannot be 'gif'" in polyfed("analyse", runs / "fedavg", "--kind", "confidence", "--figures", "gif").err
+    assert "--figures does not support 'gif'" in polyfed("analyse", runs / "fedavg", "--kind", "confidence", "--figures", "gif").err
 
 
 def test_the_same_in_python(runs: Path) -> None:

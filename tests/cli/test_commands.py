@@ -77,7 +77,7 @@ def test_recipe_is_overridden_by_options(polyfed: Command, images: Path, tmp_pat
     assert (again["method"], again["rounds"], again["data"]) == ("fedbn", 1, str(images))
     (tmp_path / "wrong.toml").write_text("[settings]\nronds = 3\n")
     says(polyfed("run", images, "--recipe", "wrong.toml"), "ronds", "rounds")
-    says(polyfed("run", images, "--recipe", "nowhere.toml"), "no file nowhere.toml")
+    says(polyfed("run", images, "--recipe", "nowhere.toml"), "nowhere.toml does not exist")
 
 
 @pytest.mark.parametrize("method", ["fedbn", "fedavg"])

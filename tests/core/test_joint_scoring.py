@@ -240,7 +240,7 @@ def test_a_sample_has_every_domain_by_its_share() -> None:
 
 def test_where_models_differ_a_sample_is_scored_and_the_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     run = experiment("fedbn", count=40, evaluate_clients=12, rounds=2)
-    assert "12 of 40 clients are scored" in " ".join(run.notices)
+    assert "12 of 40 clients, sampled with the seed, are scored" in " ".join(run.notices)
     run.train()
     rows = run.evaluate()
     assert Counter(row.domain for row in rows) == {"a": 9, "b": 3}

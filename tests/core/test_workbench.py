@@ -137,7 +137,7 @@ def test_a_device_this_machine_has_not_is_named() -> None:
     missing = next(kind for kind in ("mps", "cuda") if kind not in present_devices())
     with pytest.raises(SettingError, match=f"--device {missing}: this machine has"):
         chosen_device(missing)
-    with pytest.raises(SettingError, match="device takes"):
+    with pytest.raises(SettingError, match="device must be"):
         Settings(device="tpu")
 
 

@@ -54,7 +54,7 @@ def test_a_damaged_or_exchanged_version_is_refused(state: ClientStateFiles) -> N
     with pytest.raises(ClientFailure, match="cannot read"):
         state.load(name(1), digest)
     path.write_bytes(whole[:-4] + b"\1\2\3\4")
-    with pytest.raises(ClientFailure, match="digest differs"):
+    with pytest.raises(ClientFailure, match="digest does not match"):
         state.load(name(1), digest)
 
 

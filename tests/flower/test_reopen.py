@@ -163,7 +163,7 @@ def test_local_layers_are_asked_for_only_if_the_run_may_and_later_if_it_may_then
         over_flower(SMALL, tmp_path, grid, newcomer_model=DEFAULTS[NEWCOMER])
     assert not [message for message in grid.asked if is_about_entries(message)]
     assert any("newcomer-model=true" in message for message in caplog.messages)
-    with pytest.raises(DataError, match=f"if the server left a {NEWCOMER_FILE}"):
+    with pytest.raises(DataError, match=f"if the run folder contains {NEWCOMER_FILE}"):
         open_run(tmp_path / "run").newcomer()
     before = len(grid.asked)
     over_flower(SMALL, tmp_path, grid)

@@ -179,7 +179,7 @@ def test_another_digest_of_the_same_run_is_rejected(tmp_path: Path) -> None:
         ({"seed": "0"}, "seed is '0'"),
         ({"state": "half"}, "its state is 'half'"),
         ({"settings": {}}, "no selection"),
-        ({"settings": {"selection": "last", "lrr": 1}}, "no setting 'lrr'"),
+        ({"settings": {"selection": "last", "lrr": 1}}, "unknown setting 'lrr'"),
         ({"command": "polyfed run --root /home/ann/data"}, "contains a local folder"),
         ({"error": "no file ~/data/pacs"}, "contains a local folder"),
         ({"validation": {"rounds": [1, 2], "accuracy": [0.1]}}, "must be a list of 2 numbers"),

@@ -160,7 +160,7 @@ def test_what_cannot_be_written_is_said_in_the_round_it_is_found(tmp_path: Path)
     def remember(server: Server, extras: Mapping[str, Any]) -> None:
         server.persistent("odd", lambda: {"f": remember})
 
-    with pytest.raises(TypeError, match="found function"):
+    with pytest.raises(TypeError, match="got function"):
         train_run(experiment_of(Method("odd", after_round=(remember,)), rounds=1), RunFolder(tmp_path / "run"))
 
 

@@ -259,7 +259,7 @@ def test_compare_prints_the_table_where_fedavg_is_there(polyfed: Command, images
     asked = ("compare", images, "--methods", "fedavg; ccst; feddg_ga", *SHORT, "--json")
     ended = polyfed(*asked)
     assert ended.code == 0, ended.err
-    assert "cost and privacy relative to fedavg" in ended.out and "seconds and memory are noisy" in " ".join(ended.out.split())
+    assert "cost and privacy relative to fedavg" in ended.out and "CPU time and memory are noisy" in " ".join(ended.out.split())
     fedavg, ccst, feddg_ga = (row["costs"] for row in ended.json["methods"])
     assert set(fedavg) == set(ccst) == set(COST_KEYS.split()) and ended.json["costs_note"]
     assert (fedavg["extra_bytes_per_client_and_round"], fedavg["cpu_ratio"], fedavg["data_derived_uploads"]) == (0, 1, None)

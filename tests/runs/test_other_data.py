@@ -95,7 +95,7 @@ def test_what_is_worth_knowing_of_other_data_is_said(polyfed: Command, tmp_path:
     assert polyfed("run", own, "--rounds", "1", "--out", "r", "-q").code == 0
     other = pictures(tmp_path / "other", ["c"], ["x", "y"])
     (other / "c" / "x" / "notes.txt").touch()
-    assert "1 file not read" in polyfed("evaluate", "r", other).err.replace("\n", " ")
+    assert "1 file skipped" in polyfed("evaluate", "r", other).err.replace("\n", " ")
 
 
 def test_masks_are_resized_with_their_images(polyfed: Command, tmp_path: Path) -> None:

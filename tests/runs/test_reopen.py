@@ -173,7 +173,7 @@ def test_a_new_place_of_the_data_is_taken_where_it_acts(tmp_path: Path) -> None:
 def test_compare_finds_its_runs_of_a_folder_again(polyfed: Command, images: Path) -> None:
     words = ("compare", "pictures", "--methods", "fedavg", *SHORT, "--out", "c")
     polyfed(*words)
-    assert "1 of 1 runs were in c already" in polyfed(*words).err
+    assert "Reusing 1 of 1 runs from c." in polyfed(*words).err
 
 
 def test_runs_on_the_same_folder_elsewhere_belong_together_in_a_report(images: Path, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ class AllCommands(Guarded):
             known = next((entry for group in groups().values() for entry in group if entry.name == cmd_name), None)
             if known is not None:
                 break
-        if known is None or (ctx.resilient_parsing and not known.is_available):
+        if known is None or (not known.is_available and ctx.resilient_parsing):
             return None
         if not known.is_available:
             raise MissingExtra(f"polyfed {cmd_name} needs {known.package}. Install it with: pip install '{known.install}'")

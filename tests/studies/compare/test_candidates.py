@@ -78,7 +78,7 @@ def test_runs_and_the_table_have_per_method_settings(tmp_path: Path) -> None:
     assert [row.method for row in found.rows] == labels and all(label in repr(found) for label in labels)
     rates = [(s.lr, s.momentum) for s in (RunFolder(row.runs[0]).settings() for row in found.rows)]
     assert rates == [(0.05, 0.0), (0.2, 0.5), (0.05, 0.0)]
-    assert "lr 0.05, sgd: from digits-mini; batch 8: given, where a method's row does not say otherwise" in found.note
+    assert "lr 0.05, sgd: from digits-mini; batch 8: given, except for per-method settings" in found.note
     told = found.as_json()["methods"]
     assert [one["own_settings"] for one in told] == [{}, {"lr": 0.2, "momentum": 0.5}, {}]
     assert [cost.extra_traffic for cost in found.costs][:2] == [0.0, 0.0]  # set beside the first fedavg

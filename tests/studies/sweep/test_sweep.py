@@ -369,7 +369,7 @@ def test_the_command_reports_the_whole_grid_and_what_was_chosen(polyfed: Command
     command = (*base, "--methods", "fedavg; fedprox", "--lr", "0.001,0.05", "--set-grid", "fedprox.mu=0.1,1.0", "--seeds", "2")
     done = polyfed(*command)
     assert done.code == 0, done.err
-    assert done.out.count("<--") == 2 and "4 trials for each method" in done.out and "tests of the chosen" in done.out
+    assert done.out.count("<--") == 2 and "4 trials per method" in done.out and "test results of the best settings" in done.out
     assert done.err.count("validation") == 8 and done.err.count("test: accuracy: mean") == 4
     told = polyfed(*command, "--json", "-q").json
     assert told["searched"] == {"lr": [0.001, 0.05], "fedprox.mu": [0.1, 1.0]}
