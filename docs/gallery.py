@@ -116,8 +116,8 @@ def page(sections: Sequence[str]) -> str:
     head = [
         "# Gallery of analyses",
         wrapped(
-            "See what every kind of analysis looks like on real images. [Analyses](analyses.md) explains how each is computed. "
-            "Make them all, as figures, CSV and JSON:"
+            "See every kind of analysis on real images. [Analyses](analyses.md) explains how each is computed. "
+            "Run all of them, to get figures, CSV and JSON:"
         ),
         "```sh\npolyfed analyse RUN...\n```",
         "Add `--kind NAME` for one kind, such as `norm-statistics`.",

@@ -213,8 +213,14 @@ def command_text(path: str, command: Any, common: set[tuple[str, str]]) -> str:
         named = [f"`{name}`" for name in also]
     notes = f"Common: {', '.join(named)}." if named else ""
     if settings:
-        missing = [f"`--{name.replace('_', '-')}`" for name in FACTS if name not in settings | {"data"}]
-        notes += f" All settings{f' except {chr(44).join(missing)}' if missing else ''}.".replace(",`", ", `")
+        taken, missing = (
+            [f"`--{name.replace('_', '-')}`" for name in FACTS if (name in settings) == want] for want in (True, False)
+        )
+        missing.remove("`--data`")
+        if len(taken) < len(missing):
+            notes += f" Settings: {', '.join(taken)}."
+        else:
+            notes += f" All settings{' except ' if missing else ''}{', '.join(missing)}."
     example = (command.epilog or "").partition(":")[2].strip()
     calls = [call.strip() for call in re.split(r"\s+(?=polyfed )", example) if call.strip()]
     shown = [

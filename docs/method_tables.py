@@ -114,9 +114,9 @@ FEDWON_TABLE_7 = (
     Compared("FedWon", "fedwon"),
 )
 HFEDF_TABLE_1 = (
-    Compared("literature: pFedHN", "pfedhn"),
-    Compared("pFedHN, one step a round", 'pfedhn(server_update="joint")'),
-    Compared("the paper's: hFedF", "hfedf"),
+    Compared("pFedHN", "pfedhn"),
+    Compared("pFedHN, one step per round", 'pfedhn(server_update="joint")'),
+    Compared("hFedF", "hfedf"),
     Compared("hFedF, random embeddings", 'hfedf(embedding="random")'),
     Compared("hFedF, auto-encoder", 'hfedf(embedding="autoencoder")'),
 )
@@ -187,4 +187,4 @@ def additional_messages(method: Method) -> str:
     facts = method.facts
     if facts.messages == "1":
         return "yes" if facts.data_derived_uploads else "no"
-    return f"messages a round: {facts.messages}"
+    return f"messages per round: {facts.messages}"

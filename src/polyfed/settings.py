@@ -59,7 +59,7 @@ class Settings:
     local_epochs: int = setting(1, "Local epochs per round.", "Training", "training", minimum=1)
     local_steps: int | None = setting(None, "Local steps per round, instead of --local-epochs.", "Training", "training", minimum=1)
     batch_size: int = setting(
-        UnsetCount(32), "Training batch size, unless the data set or model declares another.", "Training", "training", minimum=1
+        UnsetCount(32), "Training batch size. Some data sets and models declare another default.", "Training", "training", minimum=1
     )
     sampling: str = setting(
         "shuffled",
@@ -69,14 +69,18 @@ class Settings:
         choices=("shuffled", "balanced"),
     )
     lr: float = setting(
-        UnsetRate(0.05), "Client learning rate, unless the data set or model declares another.", "Training", "training", minimum=0
+        UnsetRate(0.05),
+        "Client learning rate. Some data sets and models declare another default.",
+        "Training",
+        "training",
+        minimum=0,
     )
     schedule: str = setting(
         "constant", "Learning rate schedule: constant, cosine, or steps(at=(0.5, 0.75), factor=0.1).", "Training", "training"
     )
     optimizer: str = setting(
         UnsetName("sgd"),
-        "Client optimizer: sgd, adam or adamw, unless the data set or model declares another.",
+        "Client optimizer: sgd, adam or adamw. Some data sets and models declare another default.",
         "Training",
         "training",
         choices=("sgd", "adam", "adamw"),
@@ -114,7 +118,7 @@ class Settings:
     retries: int = setting(3, "Maximum number of retries per round.", "Clients", "training", minimum=0)
     on_nan: str = setting(
         "stop",
-        "If a client's loss is NaN or infinite: stop the run, or drop the reply.",
+        "How to handle a NaN or infinite client loss: stop the run, or drop the reply.",
         "Clients",
         "training",
         choices=("stop", "drop"),

@@ -28,7 +28,7 @@ PAGES = {page.relative_to(ROOT).as_posix(): page for page in (ROOT / "README.md"
 ELSEWHERE = {
     ("docs/deploy.md", "From nothing to a model: six commands"): "test_deploy_page.py",
     ("docs/own-superlink.md", "A trial on one machine: three hospitals"): "test_own_superlink_page.py",
-    ("docs/data.md", "A line each, on real files"): "test_lines_on_real_files.py",
+    ("docs/data.md", "Examples on real files"): "test_lines_on_real_files.py",
     **{(f"docs/tutorials/{page.name}", None): "test_tutorials.py" for page in (DOCS / "tutorials").glob("*.md")},
 }
 """Sections (None: all) whose blocks another test in this folder runs word by word."""

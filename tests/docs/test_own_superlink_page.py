@@ -76,7 +76,7 @@ def test_the_trial_of_three_hospitals_works_as_it_is_written(tmp_path: Path) -> 
         "Certificates and keys",
         "The app",
         "The server",
-        "Let the nodes in",
+        "Admit the nodes",
         "The nodes",
         "The run",
     ]
@@ -88,7 +88,7 @@ def test_the_trial_of_three_hospitals_works_as_it_is_written(tmp_path: Path) -> 
     with ExitStack() as running:
         (server,) = pages["The server"]
         running.enter_context(terminals.left_running("server", server, "Uvicorn running"))
-        for text in pages["Let the nodes in"]:
+        for text in pages["Admit the nodes"]:
             terminals.type(text)
         assert len(pages["The nodes"]) == 3
         for number, text in enumerate(pages["The nodes"], 1):

@@ -19,12 +19,12 @@ def audit() -> None:
 
 
 @audit.command("verify", epilog=example_text("polyfed audit verify node-1/audit.jsonl"))
-@argument("file", "FILE", "File audit.jsonl of a server or node.")
+@argument("file", "FILE", "The audit.jsonl file of a server or node.")
 @click.option("--expect", metavar="HASH", default="", help="Earlier hash that the chain must still contain.")
 def verify(file: str, expect: str) -> None:
     """Verify the hash chain of an audit log.
 
-    Exits with code 2 and names the line if one was changed, added or removed.
+    Exits with code 2 if a line was changed, added or removed, and names it.
     """
     from polyfed.runs.folder.audit_log import verify as verified
 
@@ -33,7 +33,7 @@ def verify(file: str, expect: str) -> None:
 
 
 @audit.command("spent", epilog=example_text("polyfed audit spent node-1/privacy.jsonl"))
-@argument("file", "FILE", "File privacy.jsonl of a node.")
+@argument("file", "FILE", "The privacy.jsonl file of a node.")
 @click.option("--delta", type=float, default=1e-5, help="Delta at which epsilon is computed.")
 @shared("json")
 def spent(file: str, delta: float, as_json: bool) -> None:

@@ -112,7 +112,7 @@ def _download_bar(quiet: bool) -> Iterator[Callable[[str, int, int | None], None
 @click.option("--out", metavar="FILE", type=Path, required=True, help="Archive to write (.tar).")
 @shared("json")
 def pack(source: Path, size: int, out: Path, as_json: bool) -> None:
-    """Resize images and pack them into one tar file with the same names. polyfed reads it like the original folder."""
+    """Resize images and pack them into one tar file, which polyfed reads like the original folder. File names do not change."""
     with status("Packing", as_json):
         from polyfed.data.formats.pack import pack as packed
 

@@ -112,7 +112,7 @@ REFUSED = 3
 def join(
     kit: str | None, data: str, domain: str, client: str, allow_newcomer: bool, folder: str | None, write_units: str | None
 ) -> None:
-    """Start a node: create its keys, enrol, and serve the requests that node.toml allows until it is stopped."""
+    """Start a node: create its keys, enrol, and serve the requests that node.toml allows, until stopped."""
     from polyfed.flower.join.join import join as run_node
     from polyfed.flower.join.policy import Policy, Refused
 

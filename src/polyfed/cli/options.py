@@ -70,7 +70,7 @@ SHARED: Mapping[str, Decorator[Any]] = {
     "resume device": click.option("--device", metavar="DEVICE", help=DEVICE_HELP),
     "trust": flag(
         "--trust",
-        help="Run code that the recipe or run folder refers to, even if it cannot be verified that you wrote it. See polyfed inspect.",
+        help="Trust the recipe or run folder and run code that it refers to, even if polyfed cannot verify that you wrote it. See polyfed inspect.",
     ),
     "override model": click.option("--model", metavar="MODEL", help="Override the run's model: a name, or module.path:function."),
     "moved load": click.option(

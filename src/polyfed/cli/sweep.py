@@ -42,7 +42,7 @@ VALIDATION_NOTE = "validation: mean accuracy of the training clients on validati
     "--trials",
     metavar="N",
     type=int,
-    help="Number of trials per method, proposed by Optuna, with learning rates between the given ones. Default: full grid.",
+    help="Number of trials per method, proposed by Optuna, with learning rates from the range of --lr. Default: full grid.",
 )
 @click.option("--sampler", default="tpe", help="Optuna sampler: tpe (learns from earlier trials), or random.")
 @flag("--halving", help="Use successive halving: stop weak trials early, and spend their rounds on more trials.")

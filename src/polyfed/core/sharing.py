@@ -248,7 +248,7 @@ def _check_reductions(plan: Plan) -> None:
         names = [name for name, entry in plan.entries.items() if rule.select.matches(entry)]
         if not any(phase.travels[name].up for phase in plan.phases.values() for name in names):
             raise SharingError(
-                f"{rule.part or 'A rule'} has no effect: it reduces {rule.select.label}, which is not uploaded. Remove it."
+                f"{rule.part or 'A rule'} has no effect: it aggregates entries that are not uploaded ({rule.select.label}). Remove it."
             )
 
 

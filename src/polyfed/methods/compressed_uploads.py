@@ -189,7 +189,7 @@ def topk(share: float = 0.01, memory: bool = True) -> Method:
 
     Args:
         share: fraction of each parameter's values that is sent; 1.0 sends all.
-        memory: clients keep what was not sent and add it the next time.
+        memory: clients keep unsent changes and add them to the next upload.
 
     Reference:
         S. U. Stich et al. Sparsified SGD with Memory. NeurIPS 2018.

@@ -147,7 +147,7 @@ def every_head(server: Server) -> Exchange[Newcomer]:
 
 @register
 def copa(weight: float = 1.0, norm: str = "batch_instance") -> Method:
-    """Average the feature extractor, keep a head per client, and make features suit every head.
+    """Average the feature extractor, keep a head per client, and train features that work with every head.
 
         loss_i   = l(h_i(g(x)), y) + weight Σ_{j≠i} l(h_j(g(x)), y)        h_j frozen, as client j uploaded it last
         g        ← Σ_k p_k g_k

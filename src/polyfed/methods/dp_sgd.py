@@ -230,7 +230,7 @@ def dp_sgd(epsilon: float = 8.0, delta: float = 1e-5, clip: float = 1.0, noise: 
         epsilon: the budget of every client over the whole run.
         delta: probability with which the guarantee may fail; well below 1 / (number of samples).
         clip: largest norm of one sample's gradient.
-        noise: seed (from the run's seed: repeatable, for studies) or system (the system's secure generator, for real data of others).
+        noise: seed (from the run's seed: repeatable, for studies) or system (the system's secure generator, for real data).
         planned_rounds: rounds for which the budget must last, after which a client stops; 0: all rounds.
 
     Reference:

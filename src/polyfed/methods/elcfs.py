@@ -158,7 +158,7 @@ def elcfs(
     first_order: bool = False,
     weight: float = 1.0,
 ) -> Method:
-    """Exchange amplitude spectra, and step so that images with others' low frequencies are classified too.
+    """Exchange amplitude spectra, and take steps that also help on images with other clients' low frequencies.
 
         A, P   = |FFT2(x)|, phase(FFT2(x))
         A_mix  = ratio A + (1 − ratio) A_other   in the centred square of half-width b = floor(L min(H, W)), A outside;   ratio from {0.1, …, 0.9}

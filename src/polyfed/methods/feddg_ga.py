@@ -114,7 +114,7 @@ def equal_weight(server: Server, reply: Reply) -> float:
 
 @register(shows=("step",))
 def feddg_ga(step: float = 0.2, center: bool = True, metric: str = "loss") -> Method:
-    """Give weight to the clients that averaging hurts most, judged on validation data.
+    """Give more weight to clients that averaging hurts most on validation data.
 
         gap_k = loss of the averaged model on val_k - loss of client k's own model, before averaging, on val_k
         a_k  <- a_k + s_t / K * (gap_k - mean gap) / max_j |gap_j - mean gap|       clipped to [0, 1], then divided by the sum
@@ -123,7 +123,7 @@ def feddg_ga(step: float = 0.2, center: bool = True, metric: str = "loss") -> Me
         a_k starts at 1/K;  s_t = step * (1 - (t - 1) / T)
 
     Args:
-        step: how far weights move in round 1, times 1/K; it falls to 0 over the rounds. 0 is FedAvg with equal weights.
+        step: largest change of a weight in round 1, in units of 1/K; it falls to 0 over the rounds. 0 is FedAvg with equal weights.
         center: subtract the mean gap, as published; False: as in the authors' code.
         metric: loss or accuracy.
 

@@ -107,7 +107,7 @@ def step_on(server: Server, aggregate: Mapping[str, Tensor]) -> dict[str, Tensor
 
 @register
 def fednova() -> Method:
-    """Average changes per step, so that clients with many steps do not pull more.
+    """Average changes per step, so that clients with many steps do not dominate.
 
         w <- w + steps_eff * sum_k p_k (w_k - w) / a_k,     steps_eff = sum_k p_k a_k
         a_k = number of local steps;  with momentum m:  a_k = sum over j = 1 ... steps of (1 - m^j) / (1 - m)

@@ -174,9 +174,9 @@ def fedsr(l2r: float = 0.01, cmi: float = 0.001, squared: bool = False, width: i
              + cmi * mean_i KL( N(C mu_i, (C sigma_i)^2) || N(r_mu[y_i], softplus(r_sigma[y_i])^2) )
 
     Args:
-        l2r: weight of the length of the representation.
+        l2r: weight of the norm of the representation.
         cmi: weight of the divergence from the class references (conditional mutual information).
-        squared: square the length.
+        squared: square the norm.
         width: dimensions of the representation; 0: those of the head's input.
         samples: samples of the representation per prediction.
 

@@ -291,7 +291,7 @@ def layerwise_round(server: Server) -> Exchange[None]:
 
 @register
 def fedtan() -> Method:
-    """Take the first step of each round with batch-norm statistics and gradients of all clients together.
+    """Take the first step of each round with batch-norm statistics and gradients pooled over all clients.
 
         forward 1:   mu = sum_k p_k mean(x_k)
         forward 2:   v  = sum_k p_k mean((x_k - mu)^2);      y = gamma (x - mu) / sqrt(v + eps) + beta

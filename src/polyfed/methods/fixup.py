@@ -214,7 +214,7 @@ class SlowScalars(Part):
 
 @register
 def fixup(scalar_lr: float = 0.1) -> Method:
-    """Remove batch norm from a residual network and start it as Fixup does.
+    """Remove batch norm from a residual network and initialise it with Fixup.
 
         L residual branches with m convolutions each (ResNet-20: L = 9, m = 2):
         classifier = 0;   last convolution of every branch = 0

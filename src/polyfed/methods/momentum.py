@@ -23,7 +23,7 @@ def momentum(keep: str = "none") -> Method:
         global:  v <- sum_k p_k v_k, sent with the model
 
     Args:
-        keep: none, local or global.
+        keep: none, local (at the client) or global (averaged).
 
     Reference:
         J. Zhong, H.-Y. Chen and W.-L. Chao. Making Batch Normalization Great in Federated Deep Learning. 2023. Appendix C.4.

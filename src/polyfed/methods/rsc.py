@@ -52,7 +52,7 @@ class SelfChallenging(Part):
 
 @register
 def rsc(features: float = 1 / 3, batch: float = 1 / 3) -> Method:
-    """Mute the features that decide most, so that the others learn too.
+    """Mute the most predictive features, so that the network also learns from the others.
 
         z: the head's input, h: the head
         G        = d( sum_i h(z)_i[y_i] ) / dz

@@ -55,13 +55,13 @@ class CorrectDrift(Part):
         require_exchange(bench, "scaffold")
         if bench.settings.optimizer != "sgd":
             raise SettingError(
-                f"scaffold reads gradients off SGD's steps; the optimizer is {bench.settings.optimizer}. Use --optimizer sgd."
+                f"scaffold derives gradients from SGD's steps, but the optimizer is {bench.settings.optimizer}. Use --optimizer sgd."
             )
         entries = bench.plan.entries
         for phase in bench.plan.phases.values():
             if any(entries[name].kind == MOMENTUM and (travel.up or travel.keep) for name, travel in phase.travels.items()):
                 raise JoinError(
-                    f"{bench.method}: scaffold reads gradients off a round's steps, which carried-over momentum mixes with older ones. "
+                    f"{bench.method}: scaffold derives gradients from a round's steps, which carried-over momentum mixes with older ones.  "
                     'Use momentum(keep="none").'
                 )
 

@@ -75,7 +75,7 @@ class StandardiseWeights(Part):
 
 @register
 def weight_standard() -> Method:
-    """Standardise the weights of every convolution, for a norm to follow: group_norm(groups=2) + weight_standard.
+    """Standardise the weights of every convolution; combine with a norm: group_norm(groups=2) + weight_standard.
 
         W_hat_i = (W_i - mean(W_i)) / (std(W_i) + 1e-5)      per output filter i, over (input channels, positions)
         y = conv(x, W_hat) + b

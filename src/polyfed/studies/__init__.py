@@ -1,1 +1,1 @@
-"""Questions about many runs: compare methods, search settings, diagnose a federation, analyse and report runs."""
+"""Studies of many runs: compare methods, search settings, diagnose a federation, analyse and report runs."""

@@ -1,1 +1,1 @@
-"""Tasks: what is learnt. One value decides targets, default loss, predictions and measures; one file for each task."""
+"""Tasks: what is learned. One value decides targets, default loss, predictions and measures; one file for each task."""

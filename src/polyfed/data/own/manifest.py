@@ -128,7 +128,7 @@ def _require_valid(table: Path, folder: Path, images: Sequence[OwnImage]) -> Non
 
 manifest = registered_own(
     "manifest",
-    """Images that a CSV, TSV or Parquet table lists, optionally with groups that are never split.
+    """Images listed in a CSV, TSV or Parquet table, optionally with groups that are never split.
 
     The columns ``path``, ``domain`` and ``label`` are required. ``group`` specifies what an image shows, such as a patient: all
     images of a group of a domain are in the same split. ``split`` (train, validation, test) assigns an image to a split; without

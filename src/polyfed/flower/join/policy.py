@@ -67,20 +67,20 @@ class Policy:
     min_clients: int = limit(2, "minimum number of clients of a run, including this one")
     min_samples: int = limit(
         8,
-        "minimum number of examples behind an upload after training: steps times batch size, and the examples that the run's partition leaves this node",
+        "minimum number of training examples behind an upload, counted as steps times batch size and as this node's examples in the run's partition",
     )
     dp_required: bool = limit(
         False,
         "allow only methods with differential privacy: noise from this machine on all uploads; "
         "class counts, training loss and validation scores stay here",
     )
-    max_epsilon: float = limit(10.0, "largest epsilon that counts as such a guarantee")
-    max_delta: float = limit(1e-5, "largest delta that counts as such a guarantee: the probability with which it may fail")
+    max_epsilon: float = limit(10.0, "largest epsilon that dp_required accepts")
+    max_delta: float = limit(1e-5, "largest delta that dp_required accepts: the probability with which the guarantee may fail")
     max_total_epsilon: float = limit(
         10.0,
         "largest epsilon, at max_delta, that this node spends over all runs if dp_required is true, by its own privacy ledger",
     )
-    keep_days: int = limit(30, "days after the last request for it until a run's local state is removed")
+    keep_days: int = limit(30, "days that a run's local state is kept after the last request for it")
 
     def __post_init__(self) -> None:
         if self.data_derived_uploads not in LEVELS:

@@ -39,7 +39,7 @@ MIN_NOISE, MAX_NOISE = 0.1, 1e6
 MIN_CLIP, MAX_CLIP = 1e-6, 1e6
 """Limits of the clip: beyond them, single precision would round away the clipped values or the noise."""
 
-ACCOUNT_UPLOADS = "its account (epsilon spent, steps, noise and sample rate: a few numbers per round)"
+ACCOUNT_UPLOADS = "its privacy ledger (epsilon spent, steps, noise and sample rate: a few numbers per round)"
 ACCOUNT = Record(
     {
         "epsilon_spent": Number(minimum=0),
