@@ -357,14 +357,14 @@ def _check_training(run: _RecordedRun) -> None:
         (True, {"local_steps": 3, "weights": "uniform", "drop": 0.3, "min_share": 0.0}),
         (True, {"local_epochs": 4, "rounds": 1}),
     ):
-        server: Server | None = None
         rejected: dict[str, str] = {}
+        experiment: Experiment | None = None
         try:
             experiment = run.experiment(FEW, **changes)
-            server = experiment.server
             experiment.train([lambda server, into=rejected: into.update(server.rejected)])  # type: ignore[misc]
             experiment.evaluate()
         except PolyfedError as error:
-            _require_no_rejection(run.method, {} if server is None else server.rejected)
+            if experiment is not None:
+                _require_no_rejection(run.method, experiment.server.rejected)
             _require(not must_work, run.method, f"training fails although the facts allow it: {error}")
         _require_no_rejection(run.method, rejected)

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -114,6 +115,7 @@ def test_ls_without_a_kind_lists_the_kinds(polyfed: Command) -> None:
 def test_help_imports_neither_torch_nor_any_command() -> None:
     script = """
 import sys
+from types import SimpleNamespace
 from polyfed.cli.commands import entries
 from polyfed.cli.main import app
 
@@ -155,3 +157,17 @@ def test_a_command_whose_package_is_missing_is_not_listed_and_names_the_extra(
 def test_the_group_knows_commands_by_name() -> None:
     assert app.list_commands(None)[:2] == ["run", "compare"]
     assert app.get_command(None, "nothing") is None
+
+
+def test_a_package_whose_commands_cannot_be_imported_is_skipped(polyfed: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load() -> None:
+        raise ImportError("no module named broken")
+
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [SimpleNamespace(value="other.commands", load=load)])
+    commands.cache_clear()
+    try:
+        shown = polyfed("--help")
+        assert shown.code == 0 and "compare" in shown.out
+        assert shown.err == "Skipping the commands of other.commands: no module named broken\n"
+    finally:
+        commands.cache_clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -73,7 +74,11 @@ def commands() -> dict[str, list[Entry]]:
 
     found = {title: list(group) for title, group in COMMANDS.items()}
     for point in entry_points(group="polyfed.commands"):
-        module = point.load()
+        try:
+            module = point.load()
+        except Exception as error:  # a defect in another package must not disable the help
+            print(f"Skipping the commands of {point.value}: {error}", file=sys.stderr)
+            continue
         added = [Entry(name, home, line, module.PACKAGE, module.INSTALL) for name, home, line in module.COMMANDS]
         found[module.GROUP] = added + found.get(module.GROUP, [])
     return found

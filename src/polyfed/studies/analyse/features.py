@@ -105,7 +105,8 @@ def feature_maps(experiment: Experiment, state: State, x: Tensor, layers: Sequen
 
     bench.load(state)
     bench.model.eval()
-    hooks = [bench.model.get_submodule(layer).register_forward_hook(partial(save_output, layer)) for layer in layers]
+    modules = [bench.model.get_submodule(layer) for layer in layers]  # before any hook, which an unknown layer would leave behind
+    hooks = [module.register_forward_hook(partial(save_output, layer)) for layer, module in zip(layers, modules, strict=True)]
     try:
         bench.model(x)
     finally:
