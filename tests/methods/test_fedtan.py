@@ -179,5 +179,5 @@ def test_what_it_cannot_do_says_so() -> None:
         built(twice).train()
     idle = TinyNet()
     idle.spare = nn.BatchNorm2d(4)
-    with pytest.raises(PolyfedError, match="takes no part"):
+    with pytest.raises(PolyfedError, match="is not used in its forward pass"):
         built(idle).train()

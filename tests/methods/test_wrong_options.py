@@ -81,9 +81,9 @@ WRONG = {
     "perxan(where=3)": "where takes all",
     "gperxan(guide=-1.0)": "guide must not be negative",
     "guiding(weight=-0.5)": "weight must not be negative",
-    "partialfed_fix(skip=('bn',))": "skip cannot name 'bn'",
+    "partialfed_fix(skip=('bn',))": "skip cannot contain 'bn'",
     "partialfed_fix(skip='head')": "must be a list",
-    'fedwon(init="keep", form="equation")': "learnt gain",
+    'fedwon(init="keep", form="equation")': "learned gain",
 }
 
 
