@@ -34,7 +34,7 @@ class Part:
     """Base class of slot items with declarations. Subclasses implement ``__call__`` as the slot's protocol defines it.
 
     Attributes:
-        stage: Stage in which it runs, for slots with stages (see ``core/slots.py``).
+        stage: Stage in which the part runs, for slots with stages (see ``core/slots.py``).
         commutes: True if its order relative to another commuting part of the same stage does not matter.
         reads_data: False if it uses only weights, gradients and what the server sent. Decides what differential privacy covers.
         needs_features: ``step.features`` is filled (``objective``, ``gradients``, ``task_loss``).
@@ -62,14 +62,14 @@ class Part:
     trains: bool = False
 
     def check(self, bench: Workbench) -> None:
-        """Raise an error if it cannot work with this model, plan or settings. Called once before the run."""
+        """Raise an error if the part does not work with this model, plan or settings. Called once before the run."""
 
     def notice(self, bench: Workbench, clients: int) -> str:
         """Return a notice for the user before the run, or an empty string."""
         return ""
 
     def frozen_after(self, rounds: int) -> int | None:
-        """Return the last round in which batch-norm statistics change, or None if it freezes none (``before_training``)."""
+        """Return the last round in which batch-norm statistics change, or None if the part freezes none (``before_training``)."""
         return None
 
     def undo(self, server: Server, entries: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -121,7 +121,7 @@ def refuse_unread(item: Any, where: str) -> None:
     Dataclass fields, upper-case constants and private names are allowed. So are methods, unless their name resembles one of ``Part``.
 
     Raises:
-        JoinError: With the place and the attribute.
+        JoinError: If a declaration has no effect.
     """
     if isinstance(item, DeclaredFunction) or not (callable(item) or isinstance(item, Part)):
         return
