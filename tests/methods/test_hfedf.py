@@ -568,7 +568,7 @@ def test_random_embeddings_are_drawn_anew_after_every_round_and_never_learnt() -
 
 
 def test_embeddings_of_the_autoencoder_cannot_be_scaled() -> None:
-    with pytest.raises(OptionError, match="embedding_scale would be ignored"):
+    with pytest.raises(OptionError, match="embedding_scale has no effect"):
         parse('hfedf(embedding="autoencoder", embedding_scale=0.1)')
 
 

@@ -1,7 +1,8 @@
 """The backend for many small clients: clients with equal batch sizes are stacked and trained together.
 
 Only the training steps are stacked; everything else runs client by client. The first training in each state is preceded by a trial with
-two clients, in double precision on a copy. If the stacked steps fail or compute different values, an error names the responsible part.
+two clients, in double precision on a copy. If the stacked steps fail or compute different values, the error names the responsible
+part.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def evenly(names: Sequence[str], largest: int) -> Iterator[Sequence[str]]:
 
 
 def model_problem(bench: Workbench) -> str:
-    """Return why clients with this model and method cannot be stacked; empty if they possibly can."""
+    """Return the reason why clients with this model and method cannot be stacked, or an empty string."""
     slot = next((slot for slot in ONE_BY_ONE if bench.method.fills(slot)), None)
     if slot is not None:
         return f"{bench.method} defines a custom {slot.replace('_', ' ')}, which runs one client at a time."
@@ -201,7 +202,7 @@ def trial_bench(bench: Workbench) -> Workbench:
 
 
 def trial(bench: Workbench, request: Request, clients: Sequence[tuple[ClientData, ClientState]]) -> str:
-    """Train two clients for a few steps one by one and stacked, on copies. Return why they cannot be stacked; empty if they can."""
+    """Train two clients for a few steps one by one and stacked, on copies. Return the reason why they cannot be stacked, or an empty string."""
     pairs = []
     for copied in (trial_bench(bench), trial_bench(bench)):
         states = [ClientState(*to_double((state.entries, state.memory))) for _, state in clients]

@@ -161,7 +161,7 @@ def _wrong_counts(source: DomainSource, found: Mapping[str, tuple[int, ...]], de
             if number != wanted
         ]
         problems += [
-            f"{where}: the classes {classes[one]} and {classes[other]} have each other's number of images; their folders look swapped."
+            f"{where}: the numbers of images of the classes {classes[one]} and {classes[other]} are exchanged. Their folders may be swapped."
             for one, other in combinations(range(len(classes)), 2)
             if counts[one] != expected[one] and (counts[one], counts[other]) == (expected[other], expected[one])
         ]

@@ -44,7 +44,7 @@ class Guide(Part):
         unsent = [name for name in bench.parameters if name in bench.head_entries and not all(name in down for down in sent)]
         if unsent:
             raise JoinError(
-                f"{bench.method}: {unsent[0]} of the head is not sent to clients, so there is no received head for guiding. Remove guiding."
+                f"{bench.method}: {unsent[0]} of the head is not sent to clients, so there is no received head to use. Remove guiding."
             )
 
 

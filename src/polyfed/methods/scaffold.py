@@ -61,7 +61,7 @@ class CorrectDrift(Part):
         for phase in bench.plan.phases.values():
             if any(entries[name].kind == MOMENTUM and (travel.up or travel.keep) for name, travel in phase.travels.items()):
                 raise JoinError(
-                    f'{bench.method}: scaffold derives gradients from the steps of a round, which momentum from earlier rounds changes. Use momentum(keep="none").'
+                    f'{bench.method}: scaffold derives gradients from the steps of a round, which carried-over momentum would distort. Use momentum(keep="none").'
                 )
 
 

@@ -40,8 +40,8 @@ def build_data_set(data: Any, settings: Settings, recorded_shape: Sequence[int] 
     Args:
         data: The data.
         settings: Settings of the run.
-        recorded_shape: Input shape of a run that is opened again. If the run did not use the image size of its pretrained weights, the
-            images are not read at that size now.
+        recorded_shape: Input shape of a run that is opened again. If it is not the image size of the pretrained weights, images are
+        not read at the size of the weights.
     """
     if isinstance(data, DataSet):
         return data

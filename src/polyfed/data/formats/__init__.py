@@ -1,1 +1,1 @@
-"""The forms in which people have files: folders of classes, masks, digits, lists, pickles."""
+"""File formats: class folders, masks, digits, lists and pickles."""

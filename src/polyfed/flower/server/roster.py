@@ -223,7 +223,7 @@ class Roster:
             is_free = self.nodes[described.client] not in online
             is_owner = self.names.owners().get(described.client) == self.names.node_name(node)
             if node not in problems and (is_free or is_owner):
-                log.info("Client %s is back.", described.client)
+                log.info("Client %s has reconnected.", described.client)
                 self.nodes[described.client] = node
             else:
                 problems.setdefault(node, f"{described.client} is already connected")
