@@ -1,8 +1,7 @@
 """The backend for many small clients: clients with equal batch sizes are stacked and trained together.
 
 Only the training steps are stacked; everything else runs client by client. The first training in each state is preceded by a trial with
-two clients, in double precision on a copy. If the stacked steps fail or compute different values, the error names the responsible
-part.
+two clients, in double precision on a copy. If the stacked steps fail or compute different values, an error names the responsible part.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def declared(item: object) -> Part:
     return item if isinstance(item, Part) else NEUTRAL
 
 
-def refuse_unread(item: Any, where: str) -> None:
+def refuse_ineffective(item: Any, where: str) -> None:
     """Reject declarations that have no effect: without the base class ``Part``, or misspelt.
 
     Dataclass fields, upper-case constants and private names are allowed. So are methods, unless their name resembles one of ``Part``.
@@ -159,7 +159,7 @@ def joined_slots(parts: Sequence[Method]) -> dict[str, Any]:
     for part in parts:
         for name in SLOTS:
             for item in part.items(name):
-                refuse_unread(item, f"{part.name}, {name}")
+                refuse_ineffective(item, f"{part.name}, {name}")
     return {name: _JOINERS[slot.join](parts, name) for name, slot in SLOTS.items()}
 
 

@@ -208,7 +208,7 @@ _SCORES = {
 
 
 def _test_scores(method: Method) -> Departure:
-    """Describe test scores. Those of local layers reveal training data if only uploads get noise."""
+    """Describe test scores. Those of local layers reveal training data if noise is added only to uploads."""
     if method.facts.protects == "clients" and keeps_layers(method):
         return replace(TEST_DATA_ONLY, why="of a model with layers that stay at clients and get no noise")
     return TEST_DATA_ONLY

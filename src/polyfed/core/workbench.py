@@ -6,9 +6,8 @@ Freed memory: steps on large images allocate and free blocks of several hundred 
 client, so large amounts of freed memory are returned to the system between clients. Within a client's training nothing is returned, since
 the next step needs the same blocks.
 
-Optimizers: torch wraps the methods of its optimizers to keep the compiler out of them. The wrappers import the compiler, which has
-more than a thousand modules. polyfed does not compile optimizers (compiled.py traces SGD itself), so it uses the unwrapped methods.
-Results are the same.
+Optimizers: torch wraps the methods of its optimizers to keep the compiler out of them. The wrappers import the compiler (over a
+thousand modules). polyfed does not compile optimizers (compiled.py traces SGD itself), so it uses the unwrapped methods. Results are the same.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class StyleShape:
         return (context.info.samples if self.mode == "single" else 1, 2, *context.server.input_shape[:1])
 
 
-def no_deviation(styles: Tensor) -> str:
+def deviation_problem(styles: Tensor) -> str:
     return "" if float(styles[:, 1].min()) >= 0 else "holds standard deviations below 0"
 
 
@@ -150,7 +150,7 @@ def ccst(style: str = "pixel", mode: str = "overall", copies: int = 0, alpha: fl
     if alpha == 0:
         return Method("ccst")
     dtype: From[torch.dtype] = input_type if mode == "single" else torch.float32
-    styles = Array(StyleShape(mode), dtype, -LARGEST_PIXEL, LARGEST_PIXEL, no_deviation)
+    styles = Array(StyleShape(mode), dtype, -LARGEST_PIXEL, LARGEST_PIXEL, deviation_problem)
     return Method(
         "ccst",
         setup=(EXCHANGE,),

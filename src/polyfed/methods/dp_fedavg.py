@@ -97,9 +97,7 @@ def received_clip(client: Client) -> float:
     """Return S, the clip that the server sent for this round. Decline an invalid clip."""
     clip = float(client.extras[CLIP])
     if problem := clip_problem(clip):
-        raise Declined(
-            f"Client {client.id} does not take part in round {client.round}: the server sent an invalid clip ({problem})."
-        )
+        raise Declined(f"Client {client.id} does not take part in round {client.round}: invalid clip from the server ({problem}).")
     return clip
 
 

@@ -103,7 +103,7 @@ class AdjustedRound(Part):
         }
 
 
-def learnt_weight(server: Server, reply: Reply) -> float:
+def adjusted_weight(server: Server, reply: Reply) -> float:
     weight: float = saved_state(server)["weights"][reply.client]
     return max(weight, FLOOR)
 
@@ -141,7 +141,7 @@ def feddg_ga(step: float = 0.2, center: bool = True, metric: str = "loss") -> Me
         after_training=(Report(AFTER, metric),),
         reply_extras={"train": dict.fromkeys((BEFORE, AFTER), Number(0, 1 if metric == "accuracy" else LARGEST_LOSS))},
         round=AdjustedRound(step, center),
-        weighting=learnt_weight,
+        weighting=adjusted_weight,
         facts=Facts(
             class_labels=metric == "accuracy",
             data_derived_uploads="two validation scores per client and round",

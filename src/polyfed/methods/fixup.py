@@ -187,9 +187,7 @@ class ToFixup(Part):
             layer = model.get_submodule(str(made_by[0].target))
             if isinstance(layer, nn.Linear):
                 return layer
-        raise ModelError(
-            f"fixup: the output of {type(model).__name__} is not computed by a linear layer, which Fixup initialises to zero."
-        )
+        raise ModelError(f"fixup: {type(model).__name__} does not end with a linear layer, which Fixup initialises to zero.")
 
 
 @dataclass(frozen=True)

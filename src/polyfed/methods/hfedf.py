@@ -127,7 +127,7 @@ def pixels(x: Tensor, client: str) -> Tensor:
     if x.dim() != 4 or (x.is_floating_point() and not 0 <= float(x.min()) <= float(x.max()) <= 1):
         raise DataError(
             f"Client {client}: embeddings from the auto-encoder need images with values of 0 to 255 (uint8) or 0 to 1, "
-            f'found {x.dtype} of shape {tuple(x.shape)}. Use embedding="learnt".'
+            f'got {x.dtype} of shape {tuple(x.shape)}. Use embedding="learnt".'
         )
     x = x if x.is_floating_point() else x.to(torch.float32) / 255
     if tuple(x.shape[2:]) == (SIDE, SIDE):

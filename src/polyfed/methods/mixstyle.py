@@ -73,9 +73,7 @@ def first_blocks(model: nn.Module) -> list[str]:
     """Return the last module of each of the first convolutional blocks: a convolution with its norm and activation."""
     convolutions = [path for path, module in model.named_modules() if layer_family(module) == "convolution" and path]
     if not convolutions:
-        raise ModelError(
-            f"mixstyle: {type(model).__name__} has no convolution, so there are no feature maps whose styles can be mixed."
-        )
+        raise ModelError(f"mixstyle: {type(model).__name__} has no convolution, so it has no feature maps to mix.")
     return [_end_of_block(model, path) for path in (convolutions[:-1] or convolutions)[:3]]
 
 
@@ -135,8 +133,5 @@ def mixstyle(p: float = 0.5, alpha: float = 0.1, after: str | tuple[str, ...] = 
         raise OptionError(f'mixstyle: after must be auto, a module, or a list such as ("layer1", "layer2"), got {after!r}.')
     surgery = (InsertMixStyle(after, p, alpha),) if p else ()
     return Method(
-        "mixstyle",
-        surgery=surgery,
-        standalone=False,
-        facts=Facts(extra_work="one mixing operation per place and step" if p else ""),
+        "mixstyle", surgery=surgery, standalone=False, facts=Facts(extra_work="one mixing per place and step" if p else "")
     )

@@ -160,9 +160,7 @@ class ChooseClients(Rule, Part):
         present = bench.settings.sampled(clients)
         if present >= 2 * faulty + 3:
             return ""
-        return (
-            f"krum tolerates {faulty} faulty clients only with {2 * faulty + 3} or more clients per round; this run has {present}."
-        )
+        return f"krum tolerates {faulty} faulty clients only with {2 * faulty + 3} or more clients per round; there are {present}."
 
 
 @register(shows=("faulty", "keep"))

@@ -21,7 +21,7 @@ from polyfed.errors import JoinError, TooFewReplies
 REQUEST = "static_bn_statistics"
 
 
-def own_statistics(client: Client, payload: Payload) -> Payload:
+def local_statistics(client: Client, payload: Payload) -> Payload:
     """Return the mean of the batch statistics of this client's training data, and the number of batches."""
     client.receive(payload.entries)
     images = (client.data.train.batch(chunk)[0].to(client.bench.device) for chunk in _chunks(client))
@@ -106,7 +106,7 @@ def static_bn() -> Method:
         "static_bn",
         sharing=(Rule(bn_statistics, up=False),),
         before_evaluation=(ReEstimate(),),
-        answers={REQUEST: own_statistics},
+        answers={REQUEST: local_statistics},
         reply_entries={REQUEST: all_statistics},
         facts=Facts(batch_norm=True, extra_work="one pass over the training data for each evaluation"),
     )

@@ -257,7 +257,7 @@ def prepared_model(
     loaded = initial is not None and _load_initial(built, initial)
     with default_stream(settings.seed, "surgery"):
         for operate in method.surgery:
-            built = _operated(operate, built, federation.sample_input(), settings.head, method)
+            built = _after_surgery(operate, built, federation.sample_input(), settings.head, method)
     if method.surgery:
         check_output(built, federation)
     if initial is not None and not loaded and not _load_initial(built, initial):
@@ -278,7 +278,7 @@ def normalised_for(model: nn.Module, federation: Federation) -> Federation:
     return dataclasses.replace(federation, preparation=dataclasses.replace(federation.preparation, mean=mean, std=std))
 
 
-def _operated(
+def _after_surgery(
     operate: Surgery | HeadSurgery, model: nn.Module, sample: Tensor, named_head: str | None, method: Method
 ) -> nn.Module:
     if not declared(operate).needs_head:
