@@ -195,7 +195,7 @@ def _rules(parts: Sequence[Method], slot: str) -> tuple[Rule, ...]:
 def _one_owner(parts: Sequence[Method], slot: str) -> Any:
     owners = [part for part in parts if getattr(part, slot) is not None]
     if len(owners) > 1:
-        raise JoinError(f"{owners[0].name} and {owners[1].name} both define the {slot.replace('_', ' ')}. Use only one of them.")
+        raise JoinError(f"{owners[0].name} and {owners[1].name} both define the slot {slot}. Use only one of them.")
     return getattr(owners[0], slot) if owners else None
 
 

@@ -184,10 +184,10 @@ def _answers(method: Method) -> Iterator[Departure]:
             granularity = part.facts.granularity or "aggregate"
             if declared(answer).reads_data:
                 yield Departure(
-                    f"answer: {question}", part.name, "when asked", granularity, False, "computed from data, without noise"
+                    f"answer: {question}", part.name, "on request", granularity, False, "computed from data, without noise"
                 )
             else:
-                yield Departure(f"answer: {question}", part.name, "when asked", "none", True, "computed without the data")
+                yield Departure(f"answer: {question}", part.name, "on request", "none", True, "computed without the data")
 
 
 def _pooled(method: Method) -> Iterator[Departure]:

@@ -112,7 +112,7 @@ class Travel:
             return "uploaded, never sent back"
         if self.down:
             return "sent, not uploaded"
-        return "local" if self.keep else "fresh each round"
+        return "local" if self.keep else "reset each round"
 
 
 _ASPECTS = ("up", "down", "keep", "reduce")
