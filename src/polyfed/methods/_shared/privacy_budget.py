@@ -107,7 +107,7 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int) -> float:
         low, high = high, high + 1.0
         if high > math.log(MAX_NOISE):
             raise OptionError(
-                f"No noise makes {steps} steps at the sample rate {rate:.3g} (epsilon={epsilon:g}, delta={delta:g})-private. "
+                f"epsilon={epsilon:g} at delta={delta:g} is out of reach for {steps} steps at the sample rate {rate:.3g}. "
                 "Raise epsilon, or plan fewer rounds."
             )
     if excess(low) <= 0:
