@@ -16,9 +16,9 @@ PolyfedError
 ├── TooFewReplies    (RuntimeError)  too few clients replied in a round
 ├── RunFolderError   (OSError)       a run folder cannot be read or written
 ├── UntrustedCode    (ImportError)   code is named only by a file of another user; the message names the code
-└── MissingExtra     (ImportError)   an optional dependency is not installed; the message says what to install
+└── MissingExtra     (ImportError)   an optional dependency is not installed; the message names the package to install
 
-A message says what is wrong, then what to do. The command line prints it and exits with code 2.
+A message states the problem, then the solution. The command line prints it and exits with code 2.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Extra(Protocol):
         """True if every reply must have it."""
 
     def problem(self, value: Any, context: Any) -> str:
-        """Return why the value does not have this form, or an empty string. Inspects only what the form declares, and never raises."""
+        """Return the reason why the value does not have this form, or an empty string. Inspects only what the form declares, and never raises."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class ListOf:
 
 
 def problem_with_extras(extras: Mapping[Any, Any], declared: Mapping[str, Extra], context: Any) -> str:
-    """Return why extras do not match their declaration, or an empty string."""
+    """Return the reason why extras do not match their declaration, or an empty string."""
     required = [name for name, form in declared.items() if form.required]
     if problem := _problem_with_names(extras, required, declared):
         return problem

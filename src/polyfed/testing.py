@@ -282,7 +282,7 @@ def _check_repeatable(run: _RecordedRun) -> None:
         _require(
             digest(plain.snapshot()) != run.trained,
             run.method,
-            "a run in which round 2 is retried ends with other weights; assign new values in server.memory instead of modifying old ones.",
+            "a run in which round 2 is retried ends with different weights; assign new values in server.memory instead of modifying old ones.",
         )
     again.evaluate(again.record)
     _require(
@@ -304,10 +304,10 @@ def _check_resumable(run: _RecordedRun) -> None:
     _require(
         has_same_result(None),
         run.method,
-        "a run resumed after round 1 ends with other weights; keep state in client.memory, server.persistent or entries.",
+        "a run resumed after round 1 ends with different weights; keep state in client.memory, server.persistent or entries.",
     )
     raise ContractBroken(
-        f"{run.method}: a run resumed after round 1, in which round 2 is retried, ends with other weights; keep the server state in "
+        f"{run.method}: a run resumed after round 1, in which round 2 is retried, ends with different weights; keep the server state in "
         "server.persistent."
     )
 

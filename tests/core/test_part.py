@@ -282,7 +282,7 @@ def test_bad_files_of_methods_say_why(tmp_path: Path) -> None:
 
 def test_the_text_of_shared_options_joins_the_docstring() -> None:
     record = methods.find("gperxan")
-    assert "    guide: weight of the guiding loss" in record.doc and "    tiny_maps: maps of one position" in record.doc
+    assert "    guide: weight of the guiding loss" in record.doc and "    tiny_maps: feature maps with one position" in record.doc
 
     def factory(strength: float = 1.0) -> Method:
         """Something."""

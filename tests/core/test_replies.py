@@ -273,7 +273,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, method: str, question: str, bend: B
         ("fedyogi", "train", with_weight(lambda value: torch.full_like(value, -3e38)), "has values from -3e+38"),
         ("quantise", "train", with_weight(lambda value: value.to("meta")), "is on the device meta"),
         ("topk", "train", with_weight(lambda value: value.float().to_sparse()), "is a sparse_coo tensor"),
-        ("static_bn", "static_bn_statistics", with_counter(0), "statistics of no batch"),
+        ("static_bn", "static_bn_statistics", with_counter(0), "statistics are of zero batches"),
         ("fedbn", "evaluate", with_extra("scores", {"big": {"accuracy": 1.0, "count": 6, "right": 6}}), "'big' is not declared"),
         ("fedbn", "evaluate", with_extra("scores", {BAD: {"accuracy": "1", "count": 6, "right": 6}}), "is str, expected a number"),
         ("fedbn", "evaluate", without_extras, "'scores' is missing"),

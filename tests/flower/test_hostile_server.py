@@ -99,7 +99,7 @@ def test_a_partition_that_leaves_a_node_few_examples_is_declined(tmp_path: Path,
     assert len(node.data.train) == 4
     found = node.answer(WireMessage({"what": what, "versions": own_versions()})).control
     assert (found["ok"], found["kind"]) == (False, "declined")
-    assert "leaves it 4 training examples, but min_samples is 8" in found["problem"]
+    assert "gives it 4 training examples, but min_samples is 8" in found["problem"]
     whole = build_node(settings_for("fedavg"), {**BIG, "min-samples": 8}, tmp_path)
     assert whole.answer(WireMessage({"what": DESCRIBE, "versions": own_versions()})).control["ok"]
     with pytest.raises(SettingError, match="min-samples must be an integer of at least 1"):

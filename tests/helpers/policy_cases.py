@@ -36,7 +36,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
         {"newcomer": True, "dp_required": True},
         {"method": AT_CLIENTS},
         {"what": "entries"},
-        "not part of the update that is clipped",
+        "not part of the clipped update",
     ),
     ({}, {}, {"what": "gradients_of_each_sample"}, "declares no reply to the request 'gradients_of_each_sample'"),
     ({}, {}, {"what": "evaluate", "extras": {"split": "train"}}, "declares no reply to the request 'evaluate' in this form"),

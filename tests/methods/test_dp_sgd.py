@@ -113,7 +113,7 @@ def test_a_client_stops_when_its_budget_is_spent(caplog: pytest.LogCaptureFixtur
     with pytest.raises(PolyfedError, match="0 of 2 clients sent a valid reply"):
         experiment.train()
     assert experiment.server.round == 1
-    assert "takes no part in round 2: it has spent epsilon = 7.99" in caplog.text
+    assert "does not take part in round 2: it has spent epsilon = 7.99" in caplog.text
     assert all(account["epsilon_spent"] <= 8 for account in experiment.server.memory["privacy"].values())
 
 
@@ -262,7 +262,7 @@ class Outside(Coupled):
 
 
 @pytest.mark.parametrize(
-    ("model", "why"), [(Coupled, "changes the output for another"), (Noting, "in seen"), (Outside, "head.weight")]
+    ("model", "why"), [(Coupled, "affects the output for another"), (Noting, "in seen"), (Outside, "head.weight")]
 )
 def test_models_without_gradients_by_sample_are_refused(model: type[nn.Module], why: str) -> None:
     with pytest.raises(ModelError, match=why):

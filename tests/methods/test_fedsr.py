@@ -119,5 +119,5 @@ def test_fedsr_says_when_the_head_is_in_doubt_or_not_linear() -> None:
     convolutional = nn.Sequential(nn.Conv2d(3, 3, 8), nn.Flatten())
     with pytest.raises(ModelError, match=r"fedsr\(.*\) replaces the head of the model: .*specify the head with --head"):
         trained("fedsr", model=convolutional)
-    with pytest.raises(ModelError, match="needs a linear layer as its head, found Conv2d"):
+    with pytest.raises(ModelError, match="needs a linear layer as its head, got Conv2d"):
         trained("fedsr", model=convolutional, head="0")

@@ -80,7 +80,7 @@ def test_the_server_variant_shrinks_the_average_and_nothing_else() -> None:
 
 
 def test_the_server_variant_without_statistics_to_shrink_is_an_error() -> None:
-    with pytest.raises(JoinError, match="would shrink nothing"):
+    with pytest.raises(JoinError, match="has no effect"):
         trained('fedstein(variant="server") + silobn')
     trained("fedstein + silobn", rounds=1)
 

@@ -568,7 +568,7 @@ def test_random_embeddings_are_drawn_anew_after_every_round_and_never_learnt() -
 
 
 def test_embeddings_of_the_autoencoder_cannot_be_scaled() -> None:
-    with pytest.raises(OptionError, match="embedding_scale would be ignored"):
+    with pytest.raises(OptionError, match="embedding_scale has no effect"):
         parse('hfedf(embedding="autoencoder", embedding_scale=0.1)')
 
 
@@ -592,7 +592,7 @@ def test_autoencoder_embeddings_are_sent_once_standardised_and_fixed() -> None:
 def test_images_for_the_autoencoder() -> None:
     small = pixels(torch.full((2, 3, 8, 8), 255, dtype=torch.uint8), "a")
     assert small.shape == (2, 3, 32, 32) and float(small.min()) == pytest.approx(1.0)
-    with pytest.raises(DataError, match="Client a: embeddings by auto-encoder need images"):
+    with pytest.raises(DataError, match="Client a: embeddings from the auto-encoder need images"):
         pixels(torch.randn(2, 3, 8, 8), "a")
 
 

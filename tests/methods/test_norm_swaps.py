@@ -34,7 +34,7 @@ def test_swapped_norms_compute_the_formula_and_hold_no_statistics(text: str, gro
 def test_groups_by_layer_as_in_fedwon_table_5() -> None:
     model = ToGroupNorm((4, 2))(TinyNet())
     assert [m.num_groups for m in model.modules() if isinstance(m, nn.GroupNorm)] == [4, 2]
-    with pytest.raises(Exception, match="3 numbers of groups"):
+    with pytest.raises(Exception, match="groups has 3 numbers"):
         ToGroupNorm((4, 2, 2))(TinyNet())
     with pytest.raises(Exception, match="do not divide"):
         ToGroupNorm((3, 2))(TinyNet())

@@ -57,7 +57,7 @@ def test_static_statistics_go_up_only_for_evaluations_and_once_a_model() -> None
 
 @pytest.mark.parametrize(
     ("other", "why"),
-    [("fixbn", "both decide"), ("fedbn", "both decide"), ('fedavg(statistics="drop")', "has no effect in combination")],
+    [("fixbn", "both set"), ("fedbn", "both set"), ('fedavg(statistics="drop")', "has no effect in combination")],
 )
 def test_static_bn_alone_decides_over_statistics(other: str, why: str) -> None:
     with pytest.raises((JoinError, SharingError), match=why):

@@ -45,7 +45,7 @@ WRONG = {
     "fixbn(decay=0)": "above 0 and at most 1",
     "fixbn(decay=10)": "above 0 and at most 1",
     "fixbn(decay=True)": "above 0 and at most 1",
-    'fixbn(freeze="affine", stage_one="decoupled")': "write freeze_at=1.0",
+    'fixbn(freeze="affine", stage_one="decoupled")': "use freeze_at=1.0",
     "hfedf(ema_alpha=1.5)": "ema_alpha",
     "hfedf(warmup=0)": "warmup",
     'hfedf(embedding="learned")': "Did you mean learnt",
@@ -81,9 +81,9 @@ WRONG = {
     "perxan(where=3)": "where must be all",
     "gperxan(guide=-1.0)": "guide must not be negative",
     "guiding(weight=-0.5)": "weight must not be negative",
-    "partialfed_fix(skip=('bn',))": "skip cannot name 'bn'",
+    "partialfed_fix(skip=('bn',))": "skip cannot contain 'bn'",
     "partialfed_fix(skip='head')": "must be a list",
-    'fedwon(init="keep", form="equation")': "learnt gain",
+    'fedwon(init="keep", form="equation")': "learned gain",
 }
 
 

@@ -21,7 +21,7 @@ from polyfed.tasks.classification import Scores
 from polyfed.tasks.known import task_of_record
 from polyfed.tasks.metrics import COUNTS, unevenness
 
-SENTENCE = "no better than always answering the most frequent class"
+SENTENCE = "no better than always predicting the most frequent class"
 
 
 def scored(answers: list[int], labels: list[int], classes: int = 3) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def test_the_rule_for_runs_that_record_no_metric() -> None:
     assert chosen.measure == "balanced_accuracy" and "In d the most frequent class has 8.0 times the test images" in chosen.reason
     assert headline_by_scores("accuracy", uneven).measure == "accuracy"
     assert headline_by_scores("auto", {("seen", "a"): {"accuracy": 0.5, "count": 4}}).measure == "accuracy"
-    assert SENTENCE in warnings(uneven)[0] and "unseen d: accuracy 80.0 %, that class 80.0 %" in warnings(uneven)[0]
+    assert SENTENCE in warnings(uneven)[0] and "unseen d: accuracy 80.0 %, baseline 80.0 %" in warnings(uneven)[0]
     assert warnings(even) == []
 
 
@@ -132,7 +132,7 @@ def test_the_terminal_says_it_first(hospitals: DataSet, tmp_path: Path, polyfed:
             folder.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{place}.png")
     ended = polyfed("run", str(tmp_path / "data"), "--rounds", "2", "--unseen", "hospital_d", "--json", "--lr", "0.5")
-    assert ended.out.startswith("Warning: fedavg is no better than always answering the most")
+    assert ended.out.startswith("Warning: fedavg is no better than always predicting the most")
     assert "most frequent class %" in ended.out and "balanced accuracy %" in ended.out
     found = json.loads(ended.out.splitlines()[-1])
     assert next(iter(found)) == "warning" and found["metric"] == "balanced_accuracy"

@@ -64,8 +64,8 @@ def test_gradient_is_finite_when_sure() -> None:
 def test_wrong_options_are_refused() -> None:
     for text, said in [
         ('weighted_focal(alpha="equal")', "'balanced' or a list"),
-        ("weighted_focal(gamma=-1.0, alpha=(1, 1))", "0 or larger"),
-        ("weighted_focal(alpha=(1, -1))", "none below 0"),
+        ("weighted_focal(gamma=-1.0, alpha=(1, 1))", "gamma must be at least 0"),
+        ("weighted_focal(alpha=(1, -1))", "one non-negative weight per class"),
         ("weighted_focal(alpha=3)", "one weight per class"),
     ]:
         with pytest.raises(OptionError, match=said):

@@ -1,4 +1,4 @@
-"""The backend that measures which is faster on this machine: training clients one by one, or stacked."""
+"""The backend that measures whether this machine trains clients faster one by one or stacked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS, MAX_SINGLE, MAX_STACKED = 3, 2, 10
 
 
 class Auto(Fused):
-    """Measures once, on copies of the first group that could be stacked. The two ways differ in the last bits."""
+    """Measures both ways once, on copies of the first group that could be stacked. Their results differ in the last bits."""
 
     required = False
 
@@ -58,10 +58,10 @@ class Auto(Fused):
         return stacked < single
 
     def stacking_problem(self, request: Request, group: Sequence[str]) -> str:
-        """Return why these clients cannot be stacked; empty if they can."""
+        """Return the reason why these clients cannot be stacked, or an empty string."""
         keys: set[Key] = {Trainee(client, request.payloads[client.id]).key for client in self.copies(request, group)}
         if len(keys) > 1:
-            return "Their states are too different."
+            return "The client states differ too much."
         return self.fusing_problem(request, group, keys.pop())
 
     def copies(self, request: Request, group: Sequence[str]) -> list[Client]:

@@ -42,7 +42,7 @@ class Backend(Transaction, Protocol):
 
     @property
     def infos(self) -> Sequence[ClientInfo]:
-        """Facts about each client that the server knows, in the fixed order."""
+        """Information about each client that is available to the server, in canonical order."""
 
     def replace_data(self, clients: Collection[ClientData]) -> None:
         """Replace the client data. Client ids and states are unchanged."""
@@ -55,7 +55,7 @@ class Backend(Transaction, Protocol):
     def client_states(self, states: Mapping[str, ClientState]) -> None: ...
 
     def __call__(self, request: Request) -> Iterator[Reply]:
-        """Send a request and yield the replies lazily, in the fixed order. Clients that fail are skipped with a warning."""
+        """Send a request and yield the replies lazily, in canonical order. Clients that fail are skipped with a warning."""
 
     def state_of(self, client: str) -> ClientState:
         """Return the state of a client after the last committed round.
@@ -89,7 +89,7 @@ class Outcome:
         payload: Reply, or None if the client failed.
         state: Client state after the request.
         loss: Training loss.
-        problem: Reason of the failure.
+        problem: Reason for the failure.
         validation: Score of the trained model by the run's metric, if the run selects its round by it.
     """
 

@@ -45,7 +45,7 @@ def cache_folder() -> Path:
 
 
 def compiler_problem() -> str:
-    """Return why this machine cannot compile; empty if it can."""
+    """Return the reason why this machine cannot compile, or an empty string."""
     if os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++"):
         return ""
     return "there is no C++ compiler (g++ or clang++) on this machine"

@@ -147,7 +147,7 @@ def evenly(names: Sequence[str], largest: int) -> Iterator[Sequence[str]]:
 
 
 def model_problem(bench: Workbench) -> str:
-    """Return why clients with this model and method cannot be stacked; empty if they possibly can."""
+    """Return the reason why clients with this model and method cannot be stacked, or an empty string."""
     slot = next((slot for slot in ONE_BY_ONE if bench.method.fills(slot)), None)
     if slot is not None:
         return f"{bench.method} defines a custom {slot.replace('_', ' ')}, which runs one client at a time."
@@ -201,7 +201,7 @@ def trial_bench(bench: Workbench) -> Workbench:
 
 
 def trial(bench: Workbench, request: Request, clients: Sequence[tuple[ClientData, ClientState]]) -> str:
-    """Train two clients for a few steps one by one and stacked, on copies. Return why they cannot be stacked; empty if they can."""
+    """Train two clients for a few steps one by one and stacked, on copies. Return the reason why they cannot be stacked, or an empty string."""
     pairs = []
     for copied in (trial_bench(bench), trial_bench(bench)):
         states = [ClientState(*to_double((state.entries, state.memory))) for _, state in clients]

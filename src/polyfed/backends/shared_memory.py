@@ -40,7 +40,7 @@ class SharedMemory:
         self.close = weakref.finalize(self, os.close, self.file)
 
     def clear(self) -> None:
-        """Allow new tensors to overwrite the present ones."""
+        """Allow new tensors to overwrite the current ones."""
         self.used = 0
 
     def put(self, value: Tensor) -> Spot:

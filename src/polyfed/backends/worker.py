@@ -249,7 +249,7 @@ class WorkerLoop:
         return [outcome.client, payload, state, outcome.loss, outcome.problem, outcome.validation]
 
 
-class InWorker(Exception):
+class WorkerTraceback(Exception):
     """The stack trace of a worker that failed."""
 
     def __str__(self) -> str:
@@ -279,7 +279,7 @@ def rebuild_error(name: str, text: str, stack: str) -> Exception:
         error = kind(text) if kind is not None else ClientFailure(f"{name}: {text}")
     except TypeError:
         error = ClientFailure(f"{name}: {text}")
-    error.__cause__ = InWorker(stack)
+    error.__cause__ = WorkerTraceback(stack)
     return error
 
 

@@ -306,7 +306,7 @@ class Turn:
             self.stop = min(self.stop, task.place)
 
     def replace(self, worker: Worker) -> None:
-        """Remove a worker that has died, and repeat its task unless too many workers died of it."""
+        """Remove a worker that has died, and repeat its task unless the task has killed too many workers."""
         task, request = self.backend.running.pop(worker), self.sending.request
         self.backend.workers.remove(worker)
         how = worker.end()
@@ -338,7 +338,7 @@ def end_all(workers: list[Worker]) -> None:
 
 
 def workers_problem(bench: Workbench) -> str:
-    """Return why worker processes cannot be used; empty if they can."""
+    """Return the reason why worker processes cannot be used, or an empty string."""
     if not hasattr(os, "fork") or not hasattr(os, "memfd_create"):
         return "worker processes need Linux."
     devices = sorted({value.device.type for value in bench.live.values()} | {bench.settings.device})

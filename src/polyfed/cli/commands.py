@@ -23,7 +23,7 @@ class Entry:
         name: Name of the command.
         home: Location of the command, as ``module:function``.
         line: Line in ``polyfed --help``.
-        package: Package that the command needs; it is listed only if this is installed. Empty: none.
+        package: Package that the command needs. The command is listed only if the package is installed. Empty if none.
         install: What to install for it.
     """
 

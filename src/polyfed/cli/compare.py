@@ -167,7 +167,7 @@ def print_methods(title: str, rows: Sequence[MethodRow], view: View) -> None:
 
 
 def _fitting(rows: Sequence[MethodRow], width: int, view: View) -> FittedTable:
-    """Return the table with one line per method, or with stacked errors if only then all domain columns fit."""
+    """Return the table with one line per method, or with errors below their numbers if that makes all domain columns fit."""
     from polyfed.studies.report.run_set import RunSet
 
     flat = _method_table(rows, stacked=False)

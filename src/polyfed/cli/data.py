@@ -172,7 +172,7 @@ def _print_tables(found: CheckResult, sheet: Path | None) -> None:
 
 
 def _print_counts(name: str, counts: Mapping[str, Mapping[str, Any]], **details: Mapping[str, str]) -> None:
-    """Print the number of images per domain and split, with more columns about each domain."""
+    """Print the number of images per domain and split, with additional columns for each domain."""
     splits = list(dict.fromkeys(split for by in counts.values() for split in by))
     rows = [
         (domain, *(texts.get(domain, "") for texts in details.values()), *(f"{sum(by.get(split, ())):,}" for split in splits))

@@ -15,7 +15,7 @@ from polyfed.cli.output import visible
 from polyfed.errors import PolyfedError, SettingError, UnknownName
 
 INTERNAL_ERROR, BAD_INPUT, STOPPED = 1, 2, 130
-INTERNAL_ERROR_MESSAGE = "Internal error in polyfed, please report it"
+INTERNAL_ERROR_MESSAGE = "Internal error in polyfed (please report it)"
 
 
 class Stopped(KeyboardInterrupt):

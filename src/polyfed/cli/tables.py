@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     Columns: TypeAlias = Mapping[str, str | Callable[[Mapping[str, Any]], str]]
 
 READABLE = 24
-"""Columns are hidden before text is wrapped to fewer characters than this."""
+"""Minimum width of wrapped text, in characters; columns are hidden rather than narrowed further."""
 EDGES, BETWEEN = 2, 2
-"""Blanks at the edges of a table, and between two columns."""
+"""Spaces at the edges of a table, and between two columns."""
 
 
 def styled(text: str, style: str) -> Text:

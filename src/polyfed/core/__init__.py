@@ -1,1 +1,1 @@
-"""The core: what a method is, what travels, the client, the server, and the loop. It knows no data set, no model and no method by name."""
+"""The core: methods, messages, the client, the server, and the round loop. It depends on no specific data set, model or method."""

@@ -238,7 +238,7 @@ def batch_indices(
     count: int, settings: Settings, needs_two: bool, stream: torch.Generator, client: str, labels: Tensor | None = None
 ) -> Iterator[Tensor]:
     """Yield the positions of each training batch: shuffled epochs, or samples drawn uniformly over the given labels."""
-    # Drawn with replacement, so that every class that occurs is equally likely.
+    # Draw with replacement, so that all classes that occur are equally likely.
     chances = None if labels is None else 1 / labels.bincount()[labels].double()
     steps = epoch = 0
     while settings.local_steps is not None or epoch < settings.local_epochs:

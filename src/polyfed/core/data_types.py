@@ -127,7 +127,7 @@ def joined(parts: Sequence[Examples]) -> Examples:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    """Return the lines of a text table, with numbers aligned right."""
+    """Return the lines of a text table, with right-aligned numbers."""
     cells = [list(map(str, heads)), *(list(map(str, row)) for row in rows)]
     widths = [max(len(line[place]) for line in cells) for place in range(len(heads))]
     numeric = [bool(rows) and isinstance(rows[0][place], int) for place in range(len(heads))]
@@ -264,12 +264,12 @@ class Federation:
     task: Task = CLASSIFICATION
     trains_with: TrainsWith | None = None
     trusts_default_model: bool = False
-    """True if code of this process chose the default model, not a file or a node, so that a function may be called."""
+    """True if this process chose the default model, so that its function may be called; False if a file or a node chose it."""
 
     def __post_init__(self) -> None:
         ids = [client.id for client in self.clients]
         if not ids:
-            raise DataError(f"{self.name}: no client is left to train. Keep at least one domain seen.")
+            raise DataError(f"{self.name}: there are no clients to train. Leave at least one domain seen.")
         if len(set(ids)) != len(ids):
             raise DataError(
                 f"{self.name}: client ids must be unique; duplicated: {sorted(i for i in set(ids) if ids.count(i) > 1)}."

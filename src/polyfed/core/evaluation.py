@@ -77,20 +77,20 @@ def sample_to_score(clients: Sequence[ClientInfo], most: int, seed: int) -> list
 
 
 MANY = 100
-"""In detail, fewer clients are scored one by one: answers to single images and the AUROC are kept then. So are those of tasks without class
-labels, whose answers may change with the last digit of a prediction."""
+"""In detail, fewer clients than this are scored one by one, with predictions for single images and the AUROC. So are the clients of
+tasks without class labels, whose predictions may change with the last digit of an output."""
 REPAID = 3
 """Each client beyond the third saves as much CPU time as this many images cost (measured for small_cnn and six_layer_cnn at 16 to 28 pixels)."""
 MARGIN = 2e-4
-"""If the two largest probabilities of an image differ by less, its answer might depend on the batch: its client is scored alone."""
+"""If the two largest probabilities of an image differ by less, the prediction may depend on the batch: its client is scored alone."""
 TOLERANCE = 1e-4
-"""By how much a probability may differ in a batch of another size; sums of float32 in another order differ by about 1e-7."""
+"""Largest difference of a probability between batches of different sizes; reordered float32 sums differ by about 1e-7."""
 
 
 def neighbours(clients: Sequence[ClientData], question: Mapping[str, Any], bench: Workbench) -> Iterator[Sequence[ClientData]]:
-    """Yield clients in their order, in groups whose examples fit into one test batch; one by one if a group does not pay.
+    """Yield clients in order, in groups whose examples fit into one test batch, or one by one if a group would not save time.
 
-    In detail every group is shared: which clients have answers and an AUROC does not depend on what pays.
+    In detail, all groups share batches, so that the clients with predictions and an AUROC do not depend on the cost.
     """
     largest, split, in_detail = bench.test_batch_size, question["split"], bool(question.get("detail", False))
     group: list[ClientData] = []
@@ -99,26 +99,26 @@ def neighbours(clients: Sequence[ClientData], question: Mapping[str, Any], bench
         tests = (client.validation,) if split == "validation" else client.tests.values()
         size = sum(len(examples) for examples in tests if examples is not None)
         if group and sum(sizes) + size > largest:
-            yield from [group] if in_detail or pays(sizes) else ([one] for one in group)
+            yield from [group] if in_detail or saves_time(sizes) else ([one] for one in group)
             group, sizes = [], []
         group.append(client)
         sizes.append(size)
-    yield from [group] if in_detail or pays(sizes) else ([one] for one in group)
+    yield from [group] if in_detail or saves_time(sizes) else ([one] for one in group)
 
 
-def pays(sizes: Sequence[int]) -> bool:
+def saves_time(sizes: Sequence[int]) -> bool:
     """Return True if one pass over these clients costs less than one pass for each, although the first and last are scored twice.
 
-    >>> pays([8] * 20), pays([100, 100]), pays([])
+    >>> saves_time([8] * 20), saves_time([100, 100]), saves_time([])
     (True, False, False)
     """
     return len(sizes) > 3 and sizes[0] + sizes[-1] <= 2 * REPAID * (len(sizes) - 3)
 
 
 def evaluate_together(clients: Sequence[Client], payload: Payload) -> list[Payload | None] | None:
-    """Return the replies of these clients to ``evaluate``, computed in one batch. None: score that client, or all clients, alone."""
+    """Return the replies of these clients to ``evaluate``, computed in one batch; None for clients to score alone."""
     first, bench = clients[0], clients[0].bench
-    if len(clients) == 1 or not may_share(clients, payload):
+    if len(clients) == 1 or not can_share_batch(clients, payload):
         return None
     try:
         with default_stream(bench.settings.seed, "answer", first.round, first.id, device=bench.device):
@@ -128,7 +128,7 @@ def evaluate_together(clients: Sequence[Client], payload: Payload) -> list[Paylo
         return None
 
 
-def may_share(clients: Sequence[Client], payload: Payload) -> bool:
+def can_share_batch(clients: Sequence[Client], payload: Payload) -> bool:
     """Return True if these clients have the same model, and predict in single precision."""
     bench = clients[0].bench
     unsent = bench.live.keys() - payload.entries.keys()
@@ -146,7 +146,7 @@ def _answers(clients: Sequence[Client], split: str, in_detail: bool) -> list[Pay
     by_client = [scored_parts(client.data, split) for client in clients]
     parts = [examples for found in by_client for examples in found.values()]
     pairs = [examples.batch(slice(None)) for examples in parts]
-    if len({x.dtype for x, _ in pairs}) > 1:  # concatenation would turn bytes into unscaled numbers
+    if len({x.dtype for x, _ in pairs}) > 1:  # concatenated with floats, bytes would not be scaled
         return None
     x, y = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
     if len(y) > bench.test_batch_size:
@@ -195,7 +195,7 @@ class Newcomer:
 
 
 def seen(server: Server, split: str = "test", in_detail: bool = False) -> Exchange[list[Row]]:
-    """Request clients to score their models; in detail, with the confusion matrix and the AUROC."""
+    """Request the scores of the clients' models; in detail, with the confusion matrix and the AUROC."""
     for prepare in server.method.before_evaluation:
         yield from prepare(server)
     clients = scored_clients(server, split)
@@ -373,7 +373,7 @@ def _all_predicted(bench: Workbench, state: Mapping[str, Tensor], examples: Exam
 
 
 def mean_numbers(many: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the mean of each number that all score records have."""
+    """Return the mean of each number that occurs in all score records."""
     shared = [key for key in many[0] if all(key in numbers for numbers in many)]
     return {key: _mean([numbers[key] for numbers in many]) for key in shared}
 

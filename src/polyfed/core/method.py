@@ -309,7 +309,7 @@ def _canonical(parts: list[Method]) -> list[Method]:
         base = None
     elif base is None:
         base = methods.base()
-    # Methods that the other parts are added to come first.
+    # Standalone methods come before the parts that modify them.
     rest = sorted(others, key=lambda p: (not (p.standalone and (p.sharing or p.round or p.population or p.surgery)), p.name))
     return ([base] if base is not None else []) + rest
 

@@ -34,7 +34,7 @@ class Part:
     """Base class of slot items with declarations. Subclasses implement ``__call__`` as the slot's protocol defines it.
 
     Attributes:
-        stage: Stage in which it runs, for slots with stages (see ``core/slots.py``).
+        stage: Stage in which the part runs, for slots with stages (see ``core/slots.py``).
         commutes: True if its order relative to another commuting part of the same stage does not matter.
         reads_data: False if it uses only weights, gradients and what the server sent. Decides what differential privacy covers.
         needs_features: ``step.features`` is filled (``objective``, ``gradients``, ``task_loss``).
@@ -62,14 +62,14 @@ class Part:
     trains: bool = False
 
     def check(self, bench: Workbench) -> None:
-        """Raise an error if it cannot work with this model, plan or settings. Called once before the run."""
+        """Raise an error if the part does not work with this model, plan or settings. Called once before the run."""
 
     def notice(self, bench: Workbench, clients: int) -> str:
         """Return a notice for the user before the run, or an empty string."""
         return ""
 
     def frozen_after(self, rounds: int) -> int | None:
-        """Return the last round in which batch-norm statistics change, or None if it freezes none (``before_training``)."""
+        """Return the last round in which batch-norm statistics change, or None if the part freezes none (``before_training``)."""
         return None
 
     def undo(self, server: Server, entries: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -115,13 +115,13 @@ def declared(item: object) -> Part:
     return item if isinstance(item, Part) else NEUTRAL
 
 
-def refuse_unread(item: Any, where: str) -> None:
+def refuse_ineffective(item: Any, where: str) -> None:
     """Reject declarations that have no effect: without the base class ``Part``, or misspelt.
 
     Dataclass fields, upper-case constants and private names are allowed. So are methods, unless their name resembles one of ``Part``.
 
     Raises:
-        JoinError: With the place and the attribute.
+        JoinError: If a declaration has no effect.
     """
     if isinstance(item, DeclaredFunction) or not (callable(item) or isinstance(item, Part)):
         return
@@ -159,7 +159,7 @@ def joined_slots(parts: Sequence[Method]) -> dict[str, Any]:
     for part in parts:
         for name in SLOTS:
             for item in part.items(name):
-                refuse_unread(item, f"{part.name}, {name}")
+                refuse_ineffective(item, f"{part.name}, {name}")
     return {name: _JOINERS[slot.join](parts, name) for name, slot in SLOTS.items()}
 
 
@@ -195,7 +195,7 @@ def _rules(parts: Sequence[Method], slot: str) -> tuple[Rule, ...]:
 def _one_owner(parts: Sequence[Method], slot: str) -> Any:
     owners = [part for part in parts if getattr(part, slot) is not None]
     if len(owners) > 1:
-        raise JoinError(f"{owners[0].name} and {owners[1].name} both define the slot {slot!r}. Use only one of them.")
+        raise JoinError(f"{owners[0].name} and {owners[1].name} both define the slot {slot}. Use only one of them.")
     return getattr(owners[0], slot) if owners else None
 
 

@@ -1,8 +1,8 @@
 """List everything that leaves a client, and whether the method's differential privacy guarantee covers it; report the privacy ledger.
 
 A method that adds noise declares it in its facts: ``protects`` (samples or clients), ``noise_at``, ``noise_from``. Everything that leaves a
-client is judged here by the declarations of parts. Code in a slot counts as reading the data unless it declares ``reads_data = False``. Such
-code uses only weights, gradients and values from the server, so its results are as private as its inputs.
+client is checked against the declarations of its parts. Code in a slot counts as reading the data unless it declares
+``reads_data = False``. Such code uses only weights, gradients and values from the server, so its results are as private as its inputs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Departure:
 
     Attributes:
         what: Name.
-        part: Part of the method that sends it. Empty: every run does.
+        part: Part of the method that sends it. Empty if every run sends it.
         when: How often it is sent.
         granularity: Derived from single samples (``per sample``), from many (``aggregate``), or from ``none``.
         covered: True if the privacy guarantee covers it.
@@ -120,12 +120,12 @@ def _trained(method: Method) -> tuple[bool, str]:
         return False, "no noise is added"
     readers = [f"{part} ({slot.replace('_', ' ')})" for part, slot in looking_at_data(method)]
     if facts.protects == "samples" and readers:
-        return False, f"{readers[0]} looks at the data without noise"
+        return False, f"{readers[0]} reads the data and adds no noise"
     if facts.noise_at == "server":
-        return True, "clipped at the client; the server, which sees it without noise, adds noise to the sum"
+        return True, "clipped at the client; the server adds noise to the sum, so it sees values without noise"
     return (
         True,
-        "gradients are clipped per sample and get noise" if facts.protects == "samples" else "the update is clipped and gets noise",
+        "gradients are clipped per sample, with noise" if facts.protects == "samples" else "the update is clipped, with noise",
     )
 
 
@@ -139,9 +139,9 @@ def _entries(method: Method, plan: Plan | None) -> Iterator[Departure]:
     for kind in dict.fromkeys(plan.entries[name].kind for name in uploaded):
         if kind == COUNTER:
             counts = (
-                "counts batches, whatever is in them"
+                "counts batches, independently of their content"
                 if method.facts.protects == "samples"
-                else "tells how many batches a client has"
+                else "reveals the number of batches of a client"
             )
             yield Departure(f"entries: {kind}", part, "every round", "none", method.facts.protects == "samples", counts)
         elif kind == STATISTIC and method.facts.protects == "samples":
@@ -153,7 +153,7 @@ def _entries(method: Method, plan: Plan | None) -> Iterator[Departure]:
 def _kept_layers(method: Method) -> Departure:
     covered, why = _trained(method)
     if method.facts.protects == "clients":
-        covered, why = False, "not part of the update that is clipped"
+        covered, why = False, "not part of the clipped update"
     return Departure(KEPT_LAYERS, str(method), "once, for a newcomer's model", "aggregate", covered, why)
 
 
@@ -165,17 +165,15 @@ def _extras(method: Method) -> Iterator[Departure]:
         granularity = part.facts.granularity or ("none" if free else "aggregate")
         for name in part.reply_extras.get("train", {}):
             if part.facts.protects and name != ACCOUNTS:
-                yield Departure(f"extra: {name}", part.name, "every round", granularity, covered, "gets its part of the noise")
+                yield Departure(f"extra: {name}", part.name, "every round", granularity, covered, "sent with noise")
             elif part.facts.protects:
-                yield Departure(f"extra: {name}", part.name, "every round", "none", True, "made from settings, not from data")
+                yield Departure(f"extra: {name}", part.name, "every round", "none", True, "computed from settings, not from data")
             elif free and method.facts.protects != "clients":
-                reason = "made from trained values only" if covered else why
+                reason = "computed from trained values only" if covered else why
                 yield Departure(f"extra: {name}", part.name, "every round", granularity, covered, reason)
             else:
                 reason = (
-                    "made from data, without noise"
-                    if method.facts.protects != "clients"
-                    else "not part of the update that is clipped"
+                    "computed from data, without noise" if method.facts.protects != "clients" else "not part of the clipped update"
                 )
                 yield Departure(f"extra: {name}", part.name, "every round", granularity, False, reason)
 
@@ -185,30 +183,32 @@ def _answers(method: Method) -> Iterator[Departure]:
         for question, answer in part.answers.items():
             granularity = part.facts.granularity or "aggregate"
             if declared(answer).reads_data:
-                yield Departure(f"answer: {question}", part.name, "when asked", granularity, False, "made from data, without noise")
+                yield Departure(
+                    f"answer: {question}", part.name, "on request", granularity, False, "computed from data, without noise"
+                )
             else:
-                yield Departure(f"answer: {question}", part.name, "when asked", "none", True, "made from no data")
+                yield Departure(f"answer: {question}", part.name, "on request", "none", True, "computed without the data")
 
 
 def _pooled(method: Method) -> Iterator[Departure]:
     for part in method.parts:
         if part.population is not None and part.facts.data_derived_uploads:
             what, how = part.facts.data_derived_uploads, part.facts.granularity
-            yield Departure(what, part.name, "once", how, False, "the data themselves")
+            yield Departure(what, part.name, "once", how, False, "the data itself")
 
 
-TEST_DATA_ONLY = Departure(TEST_SCORES, "", "every evaluation", "aggregate", False, "of test data, which nothing is trained on")
+TEST_DATA_ONLY = Departure(TEST_SCORES, "", "every evaluation", "aggregate", False, "of test data, which is not used in training")
 """Scores that reveal no training data beyond values that the server sent, or that noise covers."""
 
 _SCORES = {
     "test": TEST_DATA_ONLY,
     "validation": Departure(VALIDATION_SCORES, "", "every round", "aggregate", False, "of validation data, without noise"),
 }
-"""Scores by the split that a client is scored on."""
+"""Scores by split."""
 
 
 def _test_scores(method: Method) -> Departure:
-    """Describe test scores. Those of local layers reveal training data if only uploads get noise."""
+    """Describe test scores. Those of local layers reveal training data if noise is added only to uploads."""
     if method.facts.protects == "clients" and keeps_layers(method):
         return replace(TEST_DATA_ONLY, why="of a model with layers that stay at clients and get no noise")
     return TEST_DATA_ONLY

@@ -158,7 +158,7 @@ def checked(send_request: SendRequest, server: Server) -> SendRequest:
 def within_norm(server: Server, request: Request, reply: Reply) -> Reply:
     """Return a valid reply, with its update scaled down to ``max_update_norm`` if necessary."""
     largest, entries = server.settings.max_update_norm, reply.decoded
-    if largest is None or not entries or not answered_by_training(declared_entries(server.method, request.what)):
+    if largest is None or not entries or not trains_before_reply(declared_entries(server.method, request.what)):
         return reply
     found, norm = bounded(entries, {**server.state, **request.payloads[reply.client].entries}, largest)
     if found is entries:
@@ -181,7 +181,7 @@ def checked_reply(server: Server, request: Request, reply: Reply) -> tuple[Mappi
         return {}, problem
     named = declared_entries(method, request.what)
     expected = () if named is None else named(context)
-    return checked_entries(context, payload.entries, expected, encoded=answered_by_training(named))
+    return checked_entries(context, payload.entries, expected, encoded=trains_before_reply(named))
 
 
 def declared_entries(method: Method, what: str) -> ReplyEntries | None:
@@ -189,14 +189,14 @@ def declared_entries(method: Method, what: str) -> ReplyEntries | None:
     return {**REPLY_ENTRIES, **method.reply_entries}.get(what)
 
 
-def answered_by_training(named: ReplyEntries | None) -> bool:
+def trains_before_reply(named: ReplyEntries | None) -> bool:
     """Return True if clients train for such a reply: uploads are encoded, and all training hooks send extras."""
     return declared(named).trains
 
 
 def declared_extras(method: Method, what: str) -> Mapping[str, Extra]:
     """Return the declarations of the extras in replies to a request."""
-    trains = answered_by_training(declared_entries(method, what))
+    trains = trains_before_reply(declared_entries(method, what))
     return {
         name: form
         for request in (("train", what) if trains else (what,))
@@ -258,20 +258,20 @@ def problem_with_counters(context: RequestContext, entries: Mapping[str, Tensor]
     for name, value in entries.items():
         if context.plan.entries[name].kind != COUNTER or value.numel() == 0:
             continue
-        # A counter that was not sent is local, and has grown in every round so far.
+        # A counter that was not sent is local and has increased in every round so far.
         rounds = 1 if name in sent else max(context.server.round, 1)
         base = sent.get(name, state.get(name, torch.zeros_like(value)))
         start, most, least = int(base.max()), int(value.max()), int(value.min())
         grown = rounds * (context.steps * context.server.method.facts.passes + context.batches)
         if least < 0 or most > start + grown:
-            grown *= uses_in_a_pass(context.server, name)
+            grown *= runs_per_pass(context.server, name)
         if least < 0 or most > start + grown:
             return f"{name!r} counts {most if least >= 0 else least} batches, expected 0 to {start + grown}"
     return ""
 
 
 @torch.no_grad()
-def uses_in_a_pass(server: Server, name: str) -> int:
+def runs_per_pass(server: Server, name: str) -> int:
     """Return how often the module of an entry runs in one forward pass. A batch norm that runs twice counts two batches."""
     model, calls = server.blueprint, 0
     if not server.input_shape:

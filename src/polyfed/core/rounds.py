@@ -68,7 +68,7 @@ class Reply:
         client: Client name.
         payload: Uploaded entries and extras.
         samples: Number of training samples of the client.
-        decoded: Entries with the method's ``uploads`` undone. Set once the core has checked the reply.
+        decoded: Entries with the method's ``uploads`` inverted. Set once the core has checked the reply.
     """
 
     client: str

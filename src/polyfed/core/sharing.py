@@ -112,7 +112,7 @@ class Travel:
             return "uploaded, never sent back"
         if self.down:
             return "sent, not uploaded"
-        return "local" if self.keep else "fresh each round"
+        return "local" if self.keep else "reset each round"
 
 
 _ASPECTS = ("up", "down", "keep", "reduce")
@@ -214,12 +214,12 @@ def _travel(entry: Entry, rules: Iterable[Rule]) -> Travel:
             if value is None:
                 continue
             if aspect in chosen and chosen[aspect][0] != value:
-                _disagree(entry, aspect, chosen[aspect][1], rule)
+                _raise_conflict(entry, aspect, chosen[aspect][1], rule)
             chosen[aspect] = (value, rule)
     return replace(start, **{aspect: value for aspect, (value, _) in chosen.items()})  # type: ignore[arg-type]
 
 
-def _disagree(entry: Entry, aspect: str, one: Rule, other: Rule) -> None:
+def _raise_conflict(entry: Entry, aspect: str, one: Rule, other: Rule) -> None:
     said = {
         "up": "whether it is uploaded",
         "down": "whether it is sent",

@@ -32,8 +32,8 @@ class Join(Enum):
     SUMMED = "summed"
     MERGED = "merged; disagreement is an error"
     ONE_OWNER = "one owner"
-    DISTINCT_NAMES = "names distinct"
-    DISTINCT_BY_QUESTION = "names distinct for each request"
+    DISTINCT_NAMES = "distinct names"
+    DISTINCT_BY_QUESTION = "distinct names per request"
 
 
 class Population(Protocol):
@@ -71,7 +71,7 @@ class Sampling(Protocol):
 
 
 class RateFactor(Protocol):
-    """Return the factor on the client learning rate in a round (1 is the first) of so many rounds."""
+    """Return the factor on the client learning rate, given the round (from 1) and the number of rounds."""
 
     def __call__(self, round_number: int, rounds: int, /) -> float: ...
 
@@ -217,7 +217,7 @@ _TABLE = (
     Slot("gradients", "client", "step → None, after backward", Join.BY_STAGE, ("correct", "mask", "", "clip"), must_be_used=True),
     Slot(
         "uploads",
-        "client, undone by the server",
+        "client, inverted by the server",
         "client, entries → entries, just before sending",
         Join.BY_STAGE,
         ("", "clip", "noise", "compress"),
@@ -257,14 +257,12 @@ _TABLE = (
     Slot(
         "schedule",
         "client",
-        "round, rounds → factor on the client learning rate; off if the run has a `--schedule` other than constant",
+        "round, rounds → factor on the client learning rate; ignored if `--schedule` is not constant",
         Join.ONE_OWNER,
     ),
     Slot("task_loss", "client", "step → scalar, replaces the task loss", Join.ONE_OWNER, must_be_used=True),
     Slot("predict", "both", "model, x → probabilities", Join.ONE_OWNER),
-    Slot(
-        "outgoing", "server", "server, client → entries (each client its own)", Join.ONE_OWNER, must_be_used=True, given_server=True
-    ),
+    Slot("outgoing", "server", "server, client → entries for this client", Join.ONE_OWNER, must_be_used=True, given_server=True),
     Slot("weighting", "server", "server, reply → weight", Join.ONE_OWNER, must_be_used=True, given_server=True),
     Slot("server_step", "server", "server, aggregate → entries", Join.ONE_OWNER, must_be_used=True, given_server=True),
     Slot("round", "server", "exchange each round", Join.ONE_OWNER, given_server=True),

@@ -6,8 +6,8 @@ Freed memory: steps on large images allocate and free blocks of several hundred 
 client, so large amounts of freed memory are returned to the system between clients. Within a client's training nothing is returned, since
 the next step needs the same blocks.
 
-Optimizers: torch wraps the methods of its optimizers to keep the compiler out of them. The wrappers import the compiler, more than a thousand
-modules. polyfed does not compile optimizers (compiled.py traces SGD itself), so it uses the unwrapped methods. Results are the same.
+Optimizers: torch wraps the methods of its optimizers to keep the compiler out of them. The wrappers import the compiler (over a
+thousand modules). polyfed does not compile optimizers (compiled.py traces SGD itself), so it uses the unwrapped methods. Results are the same.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def lay_channels_last(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 MUCH = 256 << 20
-"""Freed bytes that are kept: returning them would slow down small steps, which get them back page by page."""
+"""Freed bytes to keep, because small steps would otherwise get them back page by page, which is slow."""
 
 
 class _HeapFacts(ctypes.Structure):

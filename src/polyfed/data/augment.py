@@ -1,6 +1,6 @@
 """Augment whole uint8 batches with independent random draws for every image.
 
-The random transforms of ``torchvision.transforms.v2`` draw once per batch, so that they would rotate all images by the same angle. Here,
+The random transforms of ``torchvision.transforms.v2`` draw once per batch, so they would rotate all images by the same angle. Here,
 each image has its own draws, on the CPU from torch's default generator, which the client seeds. The draws are the same on every device.
 """
 
@@ -222,7 +222,7 @@ def rotate_hue(x: Tensor, amount: Tensor) -> Tensor:
     red, green, blue = torch.chunk(x, 3, dim=1)
     difference = torch.cat([green - blue, blue - red, red - green], dim=1).gather(1, place)
     sector = 2 * place + difference / torch.where(chroma > 0, chroma, 1.0) + 6 * amount
-    # Near its own hue a channel equals the value, then it falls over one sixth of the circle to the value minus the chroma.
+    # Near its hue a channel equals the value; further away it falls, over one sixth of the circle, to the value minus the chroma.
     distance = (sector + torch.tensor([5.0, 3.0, 1.0], device=x.device).view(1, 3, 1, 1)).remainder(6)
     return value - chroma * torch.minimum(distance, 4 - distance).clamp(0, 1)
 
@@ -324,7 +324,7 @@ AUGMENTATIONS: Mapping[str, Augmentation] = {
     "flamby": _skin_steps(shear=0.1, shift=12 / 200),
     "skin": _skin_steps(),
 }
-"""flip_rotate: FedBN's for Office-Caltech-10. crop_flip: FixBN's for CIFAR-10. crop4_flip_cutout: EasyFL's for CIFAR-10.
-flip_jitter: gPerXAN's for PACS. domainbed: DomainBed's, which hFedF follows; it crops the resized image, not the original file.
-imagenet: PyTorch's, for FixBN's Tiny-ImageNet and ImageNet. flamby: FLamby's for Fed-ISIC2019; its random crop of 200 from 224 pixels,
-compared with the centre crop in tests, is a shift of up to 12 of 200 pixels here. skin: flamby without crop and shear."""
+"""Sources: flip_rotate, FedBN on Office-Caltech-10; crop_flip, FixBN on CIFAR-10; crop4_flip_cutout, EasyFL on CIFAR-10;
+flip_jitter, gPerXAN on PACS; domainbed, DomainBed and hFedF; imagenet, PyTorch, and FixBN on (Tiny-)ImageNet; flamby, FLamby on
+Fed-ISIC2019. domainbed crops the resized image, not the original file. FLamby's random crop of 200 from 224 pixels, compared with
+the centre crop in tests, is a shift of up to 12 of 200 pixels here. skin is flamby without crop and shear."""

@@ -161,7 +161,7 @@ def _wrong_counts(source: DomainSource, found: Mapping[str, tuple[int, ...]], de
             if number != wanted
         ]
         problems += [
-            f"{where}: the classes {classes[one]} and {classes[other]} have each other's number of images; their folders look swapped."
+            f"{where}: the numbers of images of the classes {classes[one]} and {classes[other]} are exchanged. Their folders may be swapped."
             for one, other in combinations(range(len(classes)), 2)
             if counts[one] != expected[one] and (counts[one], counts[other]) == (expected[other], expected[one])
         ]
@@ -304,7 +304,7 @@ def _size_range(sizes: Counter[tuple[int, int]]) -> str:
 
 
 def _write_sheet(rows: Mapping[tuple[str, str], list[NDArray[np.uint8]]], file: Path) -> None:
-    """Write a contact sheet with the first images of every class of every domain, to see whether the labels fit."""
+    """Write a contact sheet with the first images of every class of every domain, to check the labels visually."""
     shown = list(rows.items())[:SHEET_ROWS]
     step = THUMBNAIL + MARGIN
     sheet = Image.new("RGB", (NAMES_WIDTH + SHEET_IMAGES * step, max(len(shown), 1) * step), "white")

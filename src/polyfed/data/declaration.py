@@ -41,7 +41,7 @@ class DataOption:
         default: Default value. Its type is the required type.
         text: Documentation.
         check: Raises an ``OptionError`` for an invalid value. Receives the name of the data set and the value.
-        note: Returns what a value adds to the source line of tables, or an empty text.
+        note: Returns the text that a value adds to the source line of tables, or an empty string.
     """
 
     name: str
@@ -244,7 +244,7 @@ def described_function(
         root: Documentation of ``root``.
         options: The other parameters.
         build: Receives a value for every parameter.
-        find: Function from the module that the result is attributed to.
+        find: Function whose module the result reports as its module.
     """
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(each.name, kind, default=each.default, annotation=type(each.default)) for each in options]

@@ -225,7 +225,7 @@ def _shape_text(shape: Sequence[int]) -> str:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Describe how the data differs from the data a run was started with. A different name alone is not a difference."""
+    """Describe how the data differs from the data at the start of the run. The name of the data is not compared."""
     changed = {key for key in then if key != "name" and then[key] != now.get(key)}
     found = _between_clients(then["samples"], now.get("samples", {})) if "samples" in changed and "samples" in now else []
     found = found or [f"{now[key]} {label} instead of {then[key]}" for key, label in COUNTED.items() if key in changed]

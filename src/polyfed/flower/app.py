@@ -77,7 +77,7 @@ def settings_from(run_config: Mapping[str, Any]) -> Settings:
         settings = read_settings(text)
     except json.JSONDecodeError as error:
         raise SettingError(f"{SETTINGS_KEY} in the run configuration is not JSON: {error}.") from error
-    return dataclasses.replace(settings, load=tuple(map(_arrived, settings.load))).trusted()
+    return dataclasses.replace(settings, load=tuple(map(_received_file, settings.load))).trusted()
 
 
 def read_settings(text: str) -> Settings:
@@ -88,7 +88,7 @@ def read_settings(text: str) -> Settings:
     return Settings.from_dict(values).trusted()
 
 
-def _arrived(name: str) -> str:
+def _received_file(name: str) -> str:
     for place in sys.path:
         if (Path(place) / name).is_file():
             return str(Path(place) / name)

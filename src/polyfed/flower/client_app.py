@@ -28,7 +28,7 @@ CODE = "code"
 def problem_with_code(settings: Settings, config: Mapping[str, object]) -> str:
     """Return the reason why this node does not run the app's code, or an empty string if it does."""
     listed = set(str(config.get(CODE, "")).replace(",", " ").lower().split())
-    for file in _travelled(settings):
+    for file in _sent_files(settings):
         found = hashlib.sha256(file.read_bytes()).hexdigest()
         if found not in listed:
             return (
@@ -38,7 +38,7 @@ def problem_with_code(settings: Settings, config: Mapping[str, object]) -> str:
     return ""
 
 
-def _travelled(settings: Settings) -> Iterator[Path]:
+def _sent_files(settings: Settings) -> Iterator[Path]:
     yield from map(Path, settings.load)
     if settings.model is not None and names_function(settings.model):
         yield from _files_of(settings.model.partition(":")[0].partition(".")[0])

@@ -73,7 +73,7 @@ def run(address: str, secret: bytes | None = None) -> None:
         if acquired.HasField("task") and acquired.token:
             _forked(partial(answer, address, acquired.token, launch_pipe))
         for place in _launches_until_work(address, wanted):
-            _forked(partial(_reside, place))
+            _forked(partial(_run_resident, place))
 
 
 def _launches_until_work(address: str, wanted: int) -> Iterator[Path]:
@@ -113,7 +113,7 @@ def answer(node: str, token: str, launch_pipe: int) -> None:
     clientapp.run_clientapp(node, token, insecure=True, runtime_dependency_install=False)
 
 
-def _reside(address: Path) -> None:
+def _run_resident(address: Path) -> None:
     os.setsid()
     with resident.log_path(address).open("ab") as output:
         os.dup2(output.fileno(), 1)

@@ -82,7 +82,7 @@ class Runtime:
         self._await_nodes()
 
     def _await_nodes(self) -> None:
-        """Wait until Flower has registered all nodes; until then, requests would reach none."""
+        """Wait until Flower has registered all nodes; earlier requests would not reach them."""
         deadline = time.monotonic() + START_LIMIT
         while (found := len(list(self.grid.get_node_ids()))) < self.nodes:
             if self.error is not None:

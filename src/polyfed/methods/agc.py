@@ -74,7 +74,7 @@ def agc(clip: float = 1.28, eps: float = 1e-3, exclude: str = "nothing", linear:
         W. Zhuang and L. Lyu. FedWon: Triumphing Multi-domain Federated Learning Without Normalization. ICLR 2024. Eq. 4.
     """
     if clip <= 0 or eps <= 0:
-        raise OptionError(f"agc: clip and eps must be positive, found clip={clip}, eps={eps}.")
+        raise OptionError(f"agc: clip and eps must be positive, got clip={clip}, eps={eps}.")
     require_choice("agc", "exclude", exclude, ("nothing", "head"))
     require_choice("agc", "linear", linear, UNITS)
     return Method(

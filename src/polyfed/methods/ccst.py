@@ -28,7 +28,7 @@ EXCHANGE = ClientExchange("ccst")
 
 
 def image_styles(x: Tensor) -> Tensor:
-    """Channel means and standard deviations of each image: (images, 2, channels)."""
+    """Return channel means and standard deviations of each image: (images, 2, channels)."""
     variance, mean = torch.var_mean(x, dim=(2, 3), correction=0)
     return torch.stack((mean, (variance + EPS).sqrt()), dim=1)
 
@@ -62,12 +62,12 @@ class StyleShape:
         return (context.info.samples if self.mode == "single" else 1, 2, *context.server.input_shape[:1])
 
 
-def no_deviation(styles: Tensor) -> str:
+def deviation_problem(styles: Tensor) -> str:
     return "" if float(styles[:, 1].min()) >= 0 else "holds standard deviations below 0"
 
 
 def power_sums(x: Tensor) -> Tensor:
-    """Sums over images of the means of values and of their squares, by channel, in double precision: (2, channels)."""
+    """Return the sums over images of the means and mean squares per channel, in double precision: (2, channels)."""
     wide = x.to(torch.float64)
     return torch.stack([part.mean(dim=(2, 3)).sum(dim=0) for part in (wide, wide.square())])
 
@@ -102,7 +102,7 @@ class Restyle(Part):
 
 
 def chosen_sources(images: int, sources: int, copies: int) -> Tensor:
-    """Different sources for each image, drawn from torch's default stream; 0 is the image's own."""
+    """Draw different sources for each image from torch's default stream; 0 is the client's own style."""
     if copies == sources:
         return torch.arange(sources).expand(images, sources)
     return torch.rand(images, sources).argsort(dim=1)[:, :copies]
@@ -113,7 +113,7 @@ def drawn_style(given: Tensor) -> Tensor:
 
 
 def restyled(x: Tensor, styles: Tensor, alpha: float) -> Tensor:
-    """Images moved towards the channel means and standard deviations of styles (images, 2, channels)."""
+    """Shift images towards the channel means and standard deviations of styles (images, 2, channels)."""
     own_mean, own_spread = image_styles(x)[..., None, None].unbind(dim=1)
     mean, spread = styles[..., None, None].unbind(dim=1)
     return torch.lerp(x, (x - own_mean) / own_spread * spread + mean, alpha)
@@ -135,8 +135,8 @@ def ccst(style: str = "pixel", mode: str = "overall", copies: int = 0, alpha: fl
     Args:
         style: pixel, the statistics of colour channels (the paper uses VGG-19 features, whose weights polyfed does not include).
         mode: overall: one style per client; single: one per image.
-        copies: images per image, each in the style of a different source, including its own; 0: one per client.
-        alpha: strength of the restyling; 0 is FedAvg, without an exchange.
+        copies: versions per image, each in the style of a different client, including its own; 0: one per client.
+        alpha: strength of the style transfer; 0 is FedAvg, without an exchange.
 
     Reference:
         J. Chen, M. Jiang, Q. Dou and Q. Chen. Federated Domain Generalization for Image Recognition via Cross-Client Style
@@ -150,7 +150,7 @@ def ccst(style: str = "pixel", mode: str = "overall", copies: int = 0, alpha: fl
     if alpha == 0:
         return Method("ccst")
     dtype: From[torch.dtype] = input_type if mode == "single" else torch.float32
-    styles = Array(StyleShape(mode), dtype, -LARGEST_PIXEL, LARGEST_PIXEL, no_deviation)
+    styles = Array(StyleShape(mode), dtype, -LARGEST_PIXEL, LARGEST_PIXEL, deviation_problem)
     return Method(
         "ccst",
         setup=(EXCHANGE,),

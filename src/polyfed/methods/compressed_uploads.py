@@ -27,7 +27,7 @@ def _refuse_unknown_start(bench: Workbench, part: str) -> None:
     require_exchange(bench, part)
     if bench.method.outgoing is not None or bench.method.receiving:
         raise JoinError(
-            f"{bench.method}: {part} sends changes of what the server sent, but another part makes clients start from something else. "
+            f"{bench.method}: {part} uploads changes relative to the state from the server, but another part makes clients start from a different state. "
             f"Remove {part}."
         )
 
@@ -38,7 +38,7 @@ def _precise(dtype: torch.dtype) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Quantise(Part):
-    """Changes as codes; ``undo`` restores values at the server."""
+    """Encode changes as integer codes; ``undo`` restores the values at the server."""
 
     bits: int
     stochastic: bool
@@ -51,7 +51,7 @@ class Quantise(Part):
         return {**entries, **{name: self.encoded(change, client.generator) for name, change in changes.items()}}
 
     def undo(self, server: Server, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Decode bytes to values; those of the wrong size stay unchanged and are then rejected."""
+        """Decode bytes to values. Bytes of the wrong size are returned unchanged and rejected later."""
         restored = dict(entries)
         for name in exchanged_parameters(server.plan, server.round):
             entry, value = server.plan.entries[name], entries.get(name)
@@ -64,7 +64,7 @@ class Quantise(Part):
         return 2 * _precise(entry.dtype).itemsize + math.ceil(values * self.bits / 8)
 
     def encoded(self, change: Tensor, stream: torch.Generator) -> Tensor:
-        """Smallest change, scale and codes as bytes."""
+        """Return the smallest change, the scale and the codes as bytes."""
         flat = change.flatten().to(_precise(change.dtype))
         low, high = flat.aminmax()
         levels = 2**self.bits - 1
@@ -86,14 +86,14 @@ class Quantise(Part):
 
 
 def packed(codes: Tensor, bits: int) -> Tensor:
-    """Codes of a given number of bits, several to a byte."""
+    """Pack codes of a given number of bits into bytes."""
     per = 8 // bits
     padded = torch.nn.functional.pad(codes, (0, -len(codes) % per)).view(-1, per).int()
     return (padded << (bits * torch.arange(per, dtype=torch.int32, device=codes.device))).sum(dim=1).to(torch.uint8)
 
 
 def unpacked(value: Tensor, bits: int) -> Tensor:
-    """The codes in some bytes, with those that fill the last byte."""
+    """Return the codes in some bytes, including the padding of the last byte."""
     shifts = bits * torch.arange(8 // bits, dtype=torch.int32, device=value.device)
     codes: Tensor = (value.int()[:, None] >> shifts) & (2**bits - 1)
     return codes.flatten()
@@ -123,7 +123,7 @@ def quantise(bits: int = 8, stochastic: bool = True) -> Method:
 
 @dataclass(frozen=True)
 class LargestChanges(Part):
-    """Positions and values of the largest changes; ``undo`` restores values at the server."""
+    """Encode positions and values of the largest changes; ``undo`` restores the values at the server."""
 
     share: float
     memory: bool
@@ -143,7 +143,7 @@ class LargestChanges(Part):
         return sent
 
     def undo(self, server: Server, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Decode bytes to values; invalid ones stay unchanged and are then rejected."""
+        """Decode bytes to values. Invalid bytes are returned unchanged and rejected later."""
         restored = dict(entries)
         for name in exchanged_parameters(server.plan, server.round):
             entry, value = server.plan.entries[name], entries.get(name)
@@ -164,7 +164,7 @@ class LargestChanges(Part):
         return self.size(entry) < entry.size
 
     def encoded(self, change: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions and values as bytes, and what is left."""
+        """Return positions and values as bytes, and the changes that are not sent."""
         positions = change.abs().topk(self.count(len(change))).indices.sort().values
         values = change[positions]
         left = change.index_fill(0, positions, 0.0)
@@ -189,7 +189,7 @@ def topk(share: float = 0.01, memory: bool = True) -> Method:
 
     Args:
         share: fraction of each parameter's values that is sent; 1.0 sends all.
-        memory: clients keep unsent changes and add them to the next upload.
+        memory: clients keep the changes that were not sent and add them in the next round.
 
     Reference:
         S. U. Stich et al. Sparsified SGD with Memory. NeurIPS 2018.

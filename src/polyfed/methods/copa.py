@@ -39,7 +39,7 @@ class BatchInstanceNorm(BatchNorm):
 
     @classmethod
     def like(cls, norm: BatchNorm) -> BatchInstanceNorm:
-        """A layer with the affine, statistics and settings of a batch norm."""
+        """Return a layer with the affine, statistics and settings of a batch norm."""
         made = cls(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
         made._parameters, made._buffers = dict(norm._parameters), dict(norm._buffers)
         anchor = next((t for t in (*norm.parameters(), *norm.buffers()) if t.is_floating_point()), torch.empty(0))
@@ -53,7 +53,7 @@ class BatchInstanceNorm(BatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         if math.prod(x.shape[2:]) == 1:
             raise ModelError(
-                f"copa: a map has one position per channel (shape {tuple(x.shape[1:])}), so its instance norm is undefined. "
+                f"copa: instance norm is undefined for feature maps with one position per channel (shape {tuple(x.shape[1:])}). "
                 'Use larger inputs, or copa(norm="keep").'
             )
         if self.training:
@@ -61,7 +61,7 @@ class BatchInstanceNorm(BatchNorm):
                 self.rho.clamp_(0, 1)
         batch = super().forward(x)
         instance = F.group_norm(x, self.num_features, self.weight, self.bias, self.eps)
-        # The gradient of clamp is 0 at its ends, where rho starts; here the value is cut and the gradient passes.
+        # The gradient of clamp is 0 at its bounds, where rho starts. This clamps the value but not the gradient.
         cut = self.rho.detach().clamp(0, 1) + (self.rho - self.rho.detach())
         share = cut.view(1, -1, *([1] * (x.dim() - 2)))
         return share * batch + (1 - share) * instance
@@ -69,7 +69,7 @@ class BatchInstanceNorm(BatchNorm):
 
 @dataclass(frozen=True)
 class ToBatchInstanceNorm(Part):
-    """Replace every batch norm of maps; batch norms of vectors have no positions and stay."""
+    """Replace every batch norm of feature maps. Batch norms of vectors have no positions and are unchanged."""
 
     stage = "norm"
 
@@ -80,7 +80,7 @@ class ToBatchInstanceNorm(Part):
 
 @dataclass(frozen=True)
 class OtherHeads(Part):
-    """weight * the sum of the losses of the other clients' frozen heads on this client's features."""
+    """Add ``weight`` times the sum of the losses of the other clients' frozen heads on this client's features."""
 
     weight: float
     needs_features = True
@@ -96,15 +96,15 @@ class OtherHeads(Part):
 
 
 @dataclass(frozen=True)
-class FilingRound(Part):
-    """The standard round, in which each accepted head is also filed by client."""
+class HeadRound(Part):
+    """Run the standard round, and store each accepted head by client."""
 
     uses = standard_round.uses
 
     def __call__(self, server: Server) -> Exchange[None]:
         replies = yield server.request("train", server.sample_clients())
         found: Heads = {}
-        server.aggregate(filing(server, replies, found))
+        server.aggregate(accepted_with_heads(server, replies, found))
         filed = heads_of(server)
         server.memory[FILE] = filed | {client: entries for client, entries in found.items() if client not in server.rejected}
 
@@ -117,8 +117,8 @@ class FilingRound(Part):
         return ""
 
 
-def filing(server: Server, replies: Replies, found: Heads) -> Iterator[Reply]:
-    """The good replies, one by one; their heads are noted on the way."""
+def accepted_with_heads(server: Server, replies: Replies, found: Heads) -> Iterator[Reply]:
+    """Yield the accepted replies, and record their heads in ``found``."""
     for reply in replies:
         entries = server.validated_entries(reply)
         if entries is not None:
@@ -136,8 +136,8 @@ def other_heads(server: Server, client: str) -> list[Mapping[str, Tensor]]:
     return [filed[other] for other in sorted(filed) if other != client]
 
 
-def every_head(server: Server) -> Exchange[Newcomer]:
-    """The averaged extractor with each head in turn; their outputs are averaged."""
+def model_per_head(server: Server) -> Exchange[Newcomer]:
+    """Return the averaged extractor with each head; their outputs are averaged."""
     state = yield from averaged_state(server)
     filed = heads_of(server)
     if not filed:
@@ -147,7 +147,7 @@ def every_head(server: Server) -> Exchange[Newcomer]:
 
 @register
 def copa(weight: float = 1.0, norm: str = "batch_instance") -> Method:
-    """Average the feature extractor, keep a head per client, and train features that work with every head.
+    """Average the feature extractor, keep one head per client, and train features that work with every head.
 
         loss_i   = l(h_i(g(x)), y) + weight Σ_{j≠i} l(h_j(g(x)), y)        h_j frozen, as client j uploaded it last
         g        ← Σ_k p_k g_k
@@ -163,7 +163,7 @@ def copa(weight: float = 1.0, norm: str = "batch_instance") -> Method:
         ICCV 2021.
     """
     if weight < 0:
-        raise OptionError(f"copa: weight must not be negative, found {weight}.")
+        raise OptionError(f"copa: weight must not be negative, got {weight}.")
     require_choice("copa", "norm", norm, NORMS)
     replaces = norm == "batch_instance"
     return Method(
@@ -172,13 +172,13 @@ def copa(weight: float = 1.0, norm: str = "batch_instance") -> Method:
         sharing=(upload_only(head),),
         objective=(OtherHeads(weight),) if weight else (),
         send_extras={OTHERS: other_heads} if weight else {},
-        round=FilingRound(),
-        newcomer=every_head,
+        round=HeadRound(),
+        newcomer=model_per_head,
         facts=Facts(
             class_labels=bool(weight),
             batch_norm=replaces,
             client_state=True,
             messages="1, with the other clients' heads" if weight else "1",
-            extra_work="a pass of every other client's head per step" if weight else "",
+            extra_work="one pass through every other client's head per step" if weight else "",
         ),
     )

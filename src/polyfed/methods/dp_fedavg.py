@@ -51,7 +51,7 @@ FEWEST_BELOW, MAX_BELOW = -1e6, 1e6
 
 @dataclass(frozen=True)
 class Noise(Account):
-    """The amounts of noise. ``first`` is the clip of round 1."""
+    """Noise levels. ``first`` is the clip of round 1."""
 
     first: float = 1.0
     adaptive: bool = False
@@ -59,15 +59,15 @@ class Noise(Account):
     at: str = "server"
 
     def combined(self, rounds: int) -> float:
-        """z: the noise of a round as the accountant sees it."""
+        """Return z, the noise multiplier of a round for the accountant."""
         return self.budget.multiplier(1.0, self.rounds or rounds)
 
     def on_share(self, rounds: int, clients: int) -> float:
-        """s_b: the noise on the number of clients below the clip."""
+        """Return s_b, the noise on the number of clients below the clip."""
         return max(clients / SHARE_OF_NOISE, 2 * self.combined(rounds))
 
     def on_update(self, rounds: int, clients: int) -> float:
-        """z_d: the noise on updates, as a multiple of the clip."""
+        """Return z_d, the noise on updates, as a multiple of the clip."""
         z = self.combined(rounds)
         return (z**-2 - self.on_share(rounds, clients) ** -2) ** -0.5 if self.adaptive else z
 
@@ -80,12 +80,12 @@ class Noise(Account):
 
 
 def changes(client: Client, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the client's update: every number that it uploads minus the one that it received."""
+    """Return the client's update: uploaded minus received values."""
     return {name: value - client.received[name] for name, value in entries.items() if value.is_floating_point()}
 
 
-def allowed(entry: Entry, value: Tensor) -> Tensor:
-    """A noisy value, no smaller than such an entry can be: noise must not make a variance negative."""
+def clamped(entry: Entry, value: Tensor) -> Tensor:
+    """Clamp a noisy value to the minimum of its entry, because noise must not make a variance negative."""
     return value.clamp_min(least(entry))
 
 
@@ -93,35 +93,35 @@ def length(update: Mapping[str, Tensor]) -> float:
     return math.sqrt(sum(float(value.double().square().sum()) for value in update.values()))
 
 
-def sent_clip(client: Client) -> float:
-    """S of this round, as the server sent it; what no clip can be is declined."""
+def received_clip(client: Client) -> float:
+    """Return S, the clip that the server sent for this round. Decline an invalid clip."""
     clip = float(client.extras[CLIP])
     if problem := clip_problem(clip):
-        raise Declined(f"Client {client.id} takes no part in round {client.round}: of what the server sent, {problem}.")
+        raise Declined(f"Client {client.id} does not take part in round {client.round}: invalid clip from the server ({problem}).")
     return clip
 
 
-def require_clip_sent(client: Client) -> None:
-    """Decline what no clip can be before anything is trained, and charged to the client's account."""
-    sent_clip(client)
+def require_valid_clip(client: Client) -> None:
+    """Decline an invalid clip before the client trains and charges its privacy ledger."""
+    received_clip(client)
 
 
 def finite(client: Client, update: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the update, or zeros if its norm is not finite: no noise would cover it, and declining would leak information."""
     if math.isfinite(length(update)):
         return update
-    log.warning("Client %s, round %d: its update is not finite and counts as zero.", client.id, client.round)
+    log.warning("Client %s, round %d: its update is not finite and is replaced by zeros.", client.id, client.round)
     return {name: torch.zeros_like(value) for name, value in update.items()}
 
 
 @dataclass(frozen=True)
 class ClipUpdate(Noise):
-    """Clip the update of a client; add its noise, where clients do that."""
+    """Clip the update of a client, and add noise if clients add it."""
 
     stage = "clip"
 
     def __call__(self, client: Client, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        largest, update = sent_clip(client), finite(client, changes(client, entries))
+        largest, update = received_clip(client), finite(client, changes(client, entries))
         factor = min(1.0, largest / max(length(update), 1e-30))
         chance = self.randomness(client, "update")
         spread = largest * self.on_update(client.rounds, 1) if self.at == "client" else 0.0
@@ -129,11 +129,11 @@ class ClipUpdate(Noise):
         for name, value in update.items():
             clipped = factor * value
             noisy = chance.add_noise(clipped, spread) if spread else clipped
-            found[name] = allowed(client.bench.plan.entries[name], client.received[name] + noisy)
+            found[name] = clamped(client.bench.plan.entries[name], client.received[name] + noisy)
         return found
 
     def check(self, bench: Workbench) -> None:
-        """Everything that is uploaded must be part of the update that is clipped."""
+        """Check that everything that is uploaded is part of the clipped update."""
         gradient_samplers()
         entries = bench.plan.entries
         for phase in bench.plan.phases.values():
@@ -152,7 +152,7 @@ class ClipUpdate(Noise):
             refuse_compression(bench)
         if bench.method.outgoing is not None or bench.method.receiving:
             raise JoinError(
-                f"{bench.method}: dp_fedavg clips changes of what the server sent, but another part changes what clients start from. Remove it."
+                f"{bench.method}: dp_fedavg clips changes relative to the state from the server, but another part changes the initial client state. Remove it."
             )
 
     def notice(self, bench: Workbench, clients: int) -> str:
@@ -160,7 +160,7 @@ class ClipUpdate(Noise):
         words = [f"dp_fedavg does not cover: {'; '.join(said)}."] if said else []
         if self.noise != SYSTEM:
             words.append(
-                'dp_fedavg takes its noise from the run\'s seed; anyone who knows it can remove the noise. For real data, use noise="system".'
+                'dp_fedavg draws its noise from the run\'s seed, so anyone who knows the seed can remove it. For real data, use noise="system".'
             )
         return " ".join(words)
 
@@ -171,7 +171,7 @@ def refuse_compression(bench: Workbench) -> None:
         if any(declared(change).stage == "compress" for change in part.uploads):
             raise JoinError(
                 f"{bench.method}: {part.name} changes updates after dp_fedavg has clipped them, so the noise of the server would not cover "
-                f'them. Remove {part.name}, or use dp_fedavg(noise_at="client"), whose noise is added before that.'
+                f'them. Remove {part.name}, or use dp_fedavg(noise_at="client"), which adds the noise earlier.'
             )
 
 
@@ -182,7 +182,7 @@ class ReportBelowClip(Noise):
     def __call__(self, client: Client) -> dict[str, float]:
         live = client.bench.live
         update = changes(client, {name: live[name].detach() for name in client.phase.up if name in live})
-        below = 0.5 if length(update) <= sent_clip(client) else -0.5
+        below = 0.5 if length(update) <= received_clip(client) else -0.5
         if self.at == "client":
             spread = self.on_share(client.rounds, 1)
             below = float(self.randomness(client, "below").add_noise(torch.tensor(below, dtype=torch.float64), spread))
@@ -191,7 +191,7 @@ class ReportBelowClip(Noise):
 
 @dataclass(frozen=True)
 class SendClip(Noise):
-    """Send S along."""
+    """Send S, the clip, with the training request."""
 
     def __call__(self, server: Server, _: str) -> float:
         return self.clip(server)
@@ -199,7 +199,7 @@ class SendClip(Noise):
 
 @dataclass(frozen=True)
 class MoveClip(Noise):
-    """Move S towards the quantile of the lengths of updates."""
+    """Adapt S towards the quantile of the update norms."""
 
     def __call__(self, server: Server, extras: Mapping[str, Mapping[str, Any]]) -> None:
         if not extras:
@@ -208,13 +208,13 @@ class MoveClip(Noise):
         if self.at == "server":
             spread = self.on_share(server.rounds, len(extras))
             total = float(self.at_server(server, "below").add_noise(torch.tensor(total, dtype=torch.float64), spread))
-        share = min(max(total / len(extras) + 0.5, -1.0), 2.0)  # noise, or one bad client, must not throw the clip away
+        share = min(max(total / len(extras) + 0.5, -1.0), 2.0)  # bounds the effect of noise and of a faulty client
         moved = self.clip(server) * math.exp(-LEARNING_RATE * (share - self.quantile))
         server.memory[MEMORY] = {"clip": min(max(moved, MIN_CLIP), MAX_CLIP)}
 
 
-def weigh_alike(_: Server, __: Reply) -> float:
-    """Every client weighs the same, so that one client's part of a mean is known."""
+def equal_weight(_: Server, __: Reply) -> float:
+    """Return the same weight for every client, so that the influence of one client on the mean is known."""
     return 1.0
 
 
@@ -228,7 +228,7 @@ class AddNoise(Noise):
         chance = self.at_server(server, "mean")
         entries = server.plan.entries
         return {
-            name: allowed(entries[name], chance.add_noise(value, spread)) if value.is_floating_point() else value
+            name: clamped(entries[name], chance.add_noise(value, spread)) if value.is_floating_point() else value
             for name, value in aggregate.items()
         }
 
@@ -253,14 +253,14 @@ def dp_fedavg(
         z_d = (z^-2 - s_b^-2)^-1/2,   s_b = max(m / 20, 2 z)                      z_d replaces z above if S is adaptive; s_b: noise on b
 
     Args:
-        epsilon: the budget of every client over the whole run.
+        epsilon: privacy budget per client for the whole run.
         delta: probability with which the guarantee may fail; well below 1 / (number of clients).
         clip: largest norm of an update; if adaptive, in round 1.
         adaptive: let the clip follow a quantile of the update norms.
         quantile: target fraction of updates below the clip.
         noise_at: server (which sees updates without noise), or client.
-        noise: seed (from the run's seed: repeatable, for studies) or system (the system's secure generator).
-        planned_rounds: rounds for which the budget must last, after which a client stops; 0: all rounds.
+        noise: seed (reproducible, for studies) or system (the secure generator of the operating system).
+        planned_rounds: number of rounds that the budget must cover, after which a client stops; 0: all rounds.
 
     Reference:
         H. B. McMahan et al. Learning Differentially Private Recurrent Language Models. ICLR 2018.
@@ -276,12 +276,12 @@ def dp_fedavg(
     below = {BELOW: Number(FEWEST_BELOW, MAX_BELOW)} if adaptive else {}
     return Method(
         "dp_fedavg",
-        before_training=(require_clip_sent, RequireBudget(*account)),
+        before_training=(require_valid_clip, RequireBudget(*account)),
         after_training=(NoteSpent(*account), *((ReportBelowClip(*account, *how),) if adaptive else ())),
         uploads=(ClipUpdate(*account, *how),),
         send_extras={CLIP: SendClip(*account, *how)},
         reply_extras={"train": {ACCOUNTS: ACCOUNT, **below}},
-        weighting=weigh_alike,
+        weighting=equal_weight,
         server_step=AddNoise(*account, *how) if noise_at == "server" else None,
         after_round=(note_accounts, *((MoveClip(*account, *how),) if adaptive else ())),
         facts=Facts(

@@ -86,11 +86,11 @@ class NoisyGradient(Account):
         said = []
         if self.noise != SYSTEM:
             said.append(
-                "dp_sgd takes its noise from the run's seed, so that runs can be repeated. Anyone who knows the seed can remove the noise. "
+                "dp_sgd draws its noise from the run's seed, so anyone who knows the seed can remove it. "
                 'For real data, use dp_sgd(noise="system").'
             )
         if bench.batch_norms:
-            said.append("dp_sgd: the statistics of batch norm come from --init and are not protected; they must be of public data.")
+            said.append("dp_sgd: the batch-norm statistics come from --init and are not protected; they must be of public data.")
         return " ".join(said)
 
 
@@ -109,7 +109,7 @@ def clipped(client: Client, step: Step, clip: float) -> Mapping[nn.Parameter, Te
     found = clipped_gradients(client.model, losses, clip)
     finite = torch.isfinite(found.losses) & torch.isfinite(found.norms)
     if not bool(finite.all()):
-        # Zero times infinity is not zero, so such samples must not enter the sum. Rejecting the batch would reveal them without noise.
+        # Zero times infinity is not zero, so the sum excludes these samples. Rejecting the batch would reveal them without noise.
         step.x, step.y = step.x[finite], step.y[finite]
         if not len(step.x):
             return {}
@@ -152,23 +152,21 @@ def refuse_leaks(bench: Workbench) -> None:
     pooling = [part.name for part in method.parts if part.population is not None]
     for row in uncovered(method, bench.settings, bench.plan):
         if row.part not in pooling:
-            raise JoinError(
-                f"{method}: what leaves a client as {row.what} is {row.why}, so dp_sgd would not cover it. Remove {row.part}."
-            )
+            raise JoinError(f"{method}: clients send {row.what}, which dp_sgd does not cover ({row.why}). Remove {row.part}.")
 
 
 def refuse_class_weights(bench: Workbench) -> None:
-    """Reject class weights: counts change with one sample for all others, and given weights cancel in a mean over one sample."""
+    """Reject class weights: one sample changes the counts for all others, and weights cancel in a mean over one sample."""
     if needs_class_counts(bench.settings.loss):
         raise SettingError(
             f"{bench.method}: the loss {bench.settings.loss} weights samples by class. Weights from class counts let one sample change "
-            "the gradients of others, which dp_sgd does not clip, and in batches of one sample weights of cross_entropy cancel. "
+            "the gradients of others, which dp_sgd does not clip. In batches of one sample, the weights of cross_entropy cancel. "
             "Use a loss without class weights, such as --loss cross_entropy."
         )
 
 
 def refuse_mixing(bench: Workbench) -> None:
-    """Reject a model in which one sample changes the output for another, or that stores something about its inputs."""
+    """Reject a model in which one sample affects the output for another, or that stores data about its inputs."""
     model = copy.deepcopy(bench.model).train()
     for module in model.modules():
         if isinstance(module, BatchNorm | nn.modules.dropout._DropoutNd):
@@ -179,14 +177,13 @@ def refuse_mixing(bench: Workbench) -> None:
         apart = all(independent(model, one, seed) for seed in range(TRIES))
     if not apart:
         raise ModelError(
-            f"{bench.method}: in {type(bench.model).__name__} one sample of a batch changes the output for another, so there are no "
+            f"{bench.method}: in {type(bench.model).__name__} one sample of a batch affects the output for another, so there are no "
             "per-sample gradients. Use a model without such layers."
         )
     changed = next((name for name, value in model.named_buffers() if not torch.equal(value, before[name])), None)
     if changed is not None:
         raise ModelError(
-            f"{bench.method}: {type(bench.model).__name__} stores something about its inputs in {changed}, which dp_sgd would not cover. "
-            "Use a layer that keeps no statistics."
+            f"{bench.method}: {type(bench.model).__name__} stores data about its inputs in {changed}, which dp_sgd would not cover. Use a model without such buffers."
         )
     refuse_hidden_parameters(bench, model, torch.cat([one, one.flip(-1)]))
 
@@ -227,11 +224,11 @@ def dp_sgd(epsilon: float = 8.0, delta: float = 1e-5, clip: float = 1.0, noise: 
         sigma:      the smallest noise with which the planned steps of the run stay within (epsilon, delta)
 
     Args:
-        epsilon: the budget of every client over the whole run.
+        epsilon: privacy budget per client for the whole run.
         delta: probability with which the guarantee may fail; well below 1 / (number of samples).
         clip: largest norm of one sample's gradient.
-        noise: seed (from the run's seed: repeatable, for studies) or system (the system's secure generator, for real data).
-        planned_rounds: rounds for which the budget must last, after which a client stops; 0: all rounds.
+        noise: seed (reproducible, for studies) or system (the secure generator of the operating system, for real data).
+        planned_rounds: number of rounds that the budget must cover, after which a client stops; 0: all rounds.
 
     Reference:
         M. Abadi et al. Deep Learning with Differential Privacy. CCS 2016.

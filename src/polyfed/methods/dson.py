@@ -49,15 +49,15 @@ class DSON(BatchNorm):
         return y * self.weight.view(shape) + self.bias.view(shape) if self.affine else y
 
     def _batch_statistics(self, x: Tensor, own_mean: Tensor, own_variance: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the batch in training, running ones in evaluation, a value per channel."""
+        """Return batch statistics in training and running statistics in evaluation, one value per channel."""
         if not self.training and self.running_mean is not None and self.running_var is not None:
             return self.running_mean, self.running_var
         count = x.numel() // x.shape[1]
         if count < 2:
-            raise ModelError(f"DSON needs more than one value per channel in training, found an input of {tuple(x.shape)}.")
+            raise ModelError(f"DSON needs more than one value per channel in training, got an input of {tuple(x.shape)}.")
         means, variances = own_mean.flatten(1), own_variance.flatten(1)
         mean = means.mean(0)
-        # Every sample has as many positions, so the batch's variance is the mean within samples plus the variance between them.
+        # All samples have equally many positions, so the batch variance is the mean within samples plus the variance between them.
         variance = variances.mean(0) + (means - mean).square().mean(0)
         if self.training:
             track(self, mean.detach(), variance.detach() * (count / (count - 1)))
@@ -66,7 +66,7 @@ class DSON(BatchNorm):
 
 @dataclass(frozen=True)
 class ToDSON(Part):
-    """Replace every batch norm of maps; batch norms of vectors have no positions and stay."""
+    """Replace every batch norm of feature maps. Batch norms of vectors have no positions and are unchanged."""
 
     score: float
     exact: bool
@@ -86,9 +86,9 @@ def dson(domain_specific: bool = False, score: float = 0.0, exact: bool = True) 
         y      = gamma (x - mu) / sqrt(sigma2 + eps) + beta
 
     Args:
-        domain_specific: keep affine, statistics and mixture at the client; newcomers are then best served by --newcomer ensemble.
+        domain_specific: keep affine, statistics and mixture at the client; --newcomer ensemble then works best for newcomers.
         score: initial score of the batch statistics, whose weight is sigmoid(score); 0: 0.5.
-        exact: the variance of the mixture; False: the mixture of the variances.
+        exact: use the variance of the mixture; False: the mixture of the variances.
 
     Reference:
         S. Seo et al. Learning to Optimize Domain Specific Normalization for Domain Generalization. ECCV 2020.
@@ -99,6 +99,6 @@ def dson(domain_specific: bool = False, score: float = 0.0, exact: bool = True) 
         sharing=(keep_local(batch_norm),) if domain_specific else (),
         standalone=False,
         facts=Facts(
-            batch_norm=True, client_state=domain_specific, extra_work="statistics of each sample, next to those of the batch"
+            batch_norm=True, client_state=domain_specific, extra_work="statistics of each sample, in addition to those of the batch"
         ),
     )

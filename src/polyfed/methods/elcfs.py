@@ -25,30 +25,30 @@ RATIOS = 9
 
 
 def spectra(x: Tensor) -> Tensor:
-    """Fourier transforms of images, the zero frequency at the centre."""
+    """Return Fourier transforms of images, with the zero frequency at the centre."""
     shifted: Tensor = torch.fft.fftshift(torch.fft.fft2(x), dim=IMAGE_AXES)
     return shifted
 
 
 def amplitudes(x: Tensor) -> Tensor:
-    """Amplitude spectra of images, the zero frequency at the centre."""
+    """Return amplitude spectra of images, with the zero frequency at the centre."""
     return spectra(x).abs()
 
 
 def to_pixels(client: Client, x: Tensor) -> Tensor:
-    """Prepared inputs on the scale of pixels, 0 to 255; numbers of unknown range as they are."""
+    """Scale prepared inputs to pixels from 0 to 255; inputs of unknown range are returned unchanged."""
     ends = pixel_range(client, x)
     return x if ends is None else (x - ends[0]) / (ends[1] - ends[0]) * 255
 
 
 def from_pixels(client: Client, x: Tensor) -> Tensor:
-    """The way back, cut to the range of pixels."""
+    """Invert ``to_pixels``, and clamp to the pixel range."""
     ends = pixel_range(client, x)
     return x if ends is None else x.clamp(0, 255) / 255 * (ends[1] - ends[0]) + ends[0]
 
 
 @dataclass(frozen=True)
-class Give(Part):
+class SendSpectra(Part):
     """Reply with the spectra of some training images, or their mean."""
 
     share: float
@@ -59,8 +59,7 @@ class Give(Part):
         count = max(1, int(self.share * len(train)))
         if self.aggregate and count < 2:
             raise DataError(
-                f"elcfs(aggregate=True): {_format_share(self.share)} of the {len(train)} images of client {client.id} is one image, "
-                f"whose spectrum would be sent unchanged. Use a share of at least 2/{len(train)}, or aggregate=False."
+                f"elcfs(aggregate=True): {_format_share(self.share)} of the {len(train)} images of client {client.id} is one image, whose spectrum would be sent unchanged. Use a share of at least 2/{len(train)}, or aggregate=False."
             )
         x, _ = train.batch(torch.randperm(len(train), generator=client.generator)[:count])
         require_images("elcfs", client, x)
@@ -80,7 +79,7 @@ class SpectraShape:
 
 
 def largest_amplitude(context: RequestContext) -> float:
-    """The amplitude of an image that is everywhere as bright as can be."""
+    """Return the amplitude of an image with the largest possible brightness everywhere."""
     return LARGEST_PIXEL * math.prod(context.server.input_shape[1:])
 
 
@@ -98,7 +97,7 @@ def mixed(x: Tensor, others: Tensor, ratio: Tensor, half_width: int) -> Tensor:
 
 @dataclass(frozen=True)
 class OuterLoss(Part):
-    """The loss on frequency-mixed images after one clipped step on the batch."""
+    """Add the loss on frequency-mixed images after one clipped step on the batch."""
 
     low: float
     beta: float
@@ -115,7 +114,7 @@ class OuterLoss(Part):
         return self.weight * bench.loss(logits, step.y)
 
     def stepped(self, step: Step) -> dict[str, Tensor]:
-        """The parameters after one step along the clipped gradient of the task loss, still depending on the parameters."""
+        """Return the parameters after one step along the clipped task-loss gradient, as a differentiable function of them."""
         parameters = {name: p for name, p in step.client.bench.parameters.items() if p.requires_grad}
         second = not self.first_order
         found = torch.autograd.grad(
@@ -126,7 +125,7 @@ class OuterLoss(Part):
 
     @torch.no_grad()
     def images(self, client: Client, x: Tensor) -> Tensor:
-        """A batch with the low frequencies of other clients; every choice comes from torch's default stream."""
+        """Return a batch with the low frequencies of other clients, drawn from torch's default stream."""
         others = drawn_spectra(EXCHANGE.bank(client), x)
         ratio = (1 + torch.randint(RATIOS, (len(x),))).to(x) / (RATIOS + 1)
         half_width = int(self.low * min(x.shape[-2:]))
@@ -138,7 +137,7 @@ class OuterLoss(Part):
 
 
 def drawn_spectra(bank: list[Tensor], x: Tensor) -> Tensor:
-    """One spectrum for each image: of a random client, a random one."""
+    """Draw a random spectrum of a random client for each image."""
     if bank[0].shape[1:] != x.shape[1:]:
         raise ClientFailure(
             f"elcfs: the batch has images of shape {tuple(x.shape[1:])}, the exchanged spectra {tuple(bank[0].shape[1:])}. "
@@ -158,7 +157,7 @@ def elcfs(
     first_order: bool = False,
     weight: float = 1.0,
 ) -> Method:
-    """Exchange amplitude spectra, and take steps that also help on images with other clients' low frequencies.
+    """Exchange amplitude spectra, and train so that images with low frequencies of other clients are also classified correctly.
 
         A, P   = |FFT2(x)|, phase(FFT2(x))
         A_mix  = ratio A + (1 − ratio) A_other   in the centred square of half-width b = floor(L min(H, W)), A outside;   ratio from {0.1, …, 0.9}
@@ -168,11 +167,11 @@ def elcfs(
 
     Args:
         low: L: half-width of the exchanged square of low frequencies, as a fraction of the smaller side; 0: only the mean colour.
-        beta: size of the inner step.
-        clip: largest value of its gradient.
+        beta: learning rate of the inner step.
+        clip: largest absolute value of its gradient.
         share: fraction of its training images whose spectra a client sends; at least one image (two with aggregate).
-        aggregate: send the mean of these spectra instead of each.
-        first_order: take the inner gradient as a constant: cheaper.
+        aggregate: send the mean of these spectra instead of each one.
+        first_order: treat the inner gradient as a constant, which is faster.
         weight: weight of the outer loss; 0 is FedAvg, without an exchange.
 
     Reference:
@@ -190,14 +189,14 @@ def elcfs(
     return Method(
         "elcfs",
         setup=(EXCHANGE,),
-        answers={EXCHANGE.collect: Give(share, aggregate), EXCHANGE.hand_out: EXCHANGE.keep},
+        answers={EXCHANGE.collect: SendSpectra(share, aggregate), EXCHANGE.hand_out: EXCHANGE.keep},
         reply_extras={EXCHANGE.collect: {"given": Array(SpectraShape(share, aggregate), input_type, 0, largest_amplitude)}},
         objective=(OuterLoss(low, beta, clip, weight, first_order),),
         facts=Facts(
             client_state=True,
             data_derived_uploads=f"{'the mean of ' if aggregate else ''}amplitude spectra of {_format_share(share)} of its training images, once",
             granularity="aggregate" if aggregate else "per sample",
-            extra_work="a second pass and one more gradient" + ("" if first_order else ", taken through the first: about 5x"),
+            extra_work="a second pass and an additional gradient" + ("" if first_order else ", taken through the first: about 5x"),
         ),
     )
 

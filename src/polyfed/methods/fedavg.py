@@ -22,7 +22,7 @@ def fedavg(statistics: str = "average") -> Method:
         theta <- sum_k p_k theta_k      p_k = n_k / sum_j n_j      (--weights uniform: p_k = 1 / K)
 
     Args:
-        statistics: what happens to batch-norm statistics: average, local, first or drop.
+        statistics: how to share batch-norm statistics: average, local, first or drop.
 
     Reference:
         B. McMahan et al. Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017.

@@ -71,15 +71,15 @@ def adjusted(weights: Mapping[str, float], gaps: Mapping[str, float], step: floa
     return {client: weight / total for client, weight in clipped.items()} if total > 0 else dict(weights)
 
 
-def remembered(server: Server) -> dict[str, Any]:
-    """The weights, and what each client reported of its own model when it last took part, with the round."""
+def saved_state(server: Server) -> dict[str, Any]:
+    """Return the weights, and the last score that each client reported for its own model, with the round."""
     share = 1 / len(server.clients)
     return server.persistent(KEY, lambda: {"weights": {info.id: share for info in server.clients}, "own": {}, "round": {}})
 
 
 @dataclass(frozen=True)
 class AdjustedRound(Part):
-    """The standard round; before replies are summed, weights move by the gaps of the round before, which the replies complete."""
+    """Run the standard round, but first update the weights by the gaps of the previous round, which the replies complete."""
 
     step: float
     center: bool
@@ -88,11 +88,11 @@ class AdjustedRound(Part):
     def __call__(self, server: Server) -> Exchange[None]:
         replies = list((yield server.request("train", server.sample_clients())))
         counted = {reply.client: reply.extras for reply in replies if server.validated_entries(reply) is not None}
-        server.memory[KEY] = self.moved(server, remembered(server), counted)
+        server.memory[KEY] = self.updated(server, saved_state(server), counted)
         server.aggregate(reply for reply in replies if reply.client in counted)
 
-    def moved(self, server: Server, old: Mapping[str, Any], extras: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """The weights after these scores, and the scores of the clients' own models to compare the next ones with."""
+    def updated(self, server: Server, old: Mapping[str, Any], extras: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the weights updated by these scores, and the scores of the clients' own models for the next update."""
         last = server.round - 1
         gaps = {c: losses[BEFORE] - old["own"][c] for c, losses in extras.items() if old["round"].get(c) == last}
         step = self.step * (1 - (last - 1) / server.rounds)
@@ -103,8 +103,8 @@ class AdjustedRound(Part):
         }
 
 
-def learnt_weight(server: Server, reply: Reply) -> float:
-    weight: float = remembered(server)["weights"][reply.client]
+def adjusted_weight(server: Server, reply: Reply) -> float:
+    weight: float = saved_state(server)["weights"][reply.client]
     return max(weight, FLOOR)
 
 
@@ -114,7 +114,7 @@ def equal_weight(server: Server, reply: Reply) -> float:
 
 @register(shows=("step",))
 def feddg_ga(step: float = 0.2, center: bool = True, metric: str = "loss") -> Method:
-    """Give more weight to clients that averaging hurts most on validation data.
+    """Increase the weights of the clients whose validation scores averaging reduces most.
 
         gap_k = loss of the averaged model on val_k - loss of client k's own model, before averaging, on val_k
         a_k  <- a_k + s_t / K * (gap_k - mean gap) / max_j |gap_j - mean gap|       clipped to [0, 1], then divided by the sum
@@ -123,7 +123,7 @@ def feddg_ga(step: float = 0.2, center: bool = True, metric: str = "loss") -> Me
         a_k starts at 1/K;  s_t = step * (1 - (t - 1) / T)
 
     Args:
-        step: largest change of a weight in round 1, in units of 1/K; it falls to 0 over the rounds. 0 is FedAvg with equal weights.
+        step: largest change of a weight in round 1, times 1/K; it decreases to 0 over the rounds. 0 is FedAvg with equal weights.
         center: subtract the mean gap, as published; False: as in the authors' code.
         metric: loss or accuracy.
 
@@ -141,7 +141,7 @@ def feddg_ga(step: float = 0.2, center: bool = True, metric: str = "loss") -> Me
         after_training=(Report(AFTER, metric),),
         reply_extras={"train": dict.fromkeys((BEFORE, AFTER), Number(0, 1 if metric == "accuracy" else LARGEST_LOSS))},
         round=AdjustedRound(step, center),
-        weighting=learnt_weight,
+        weighting=adjusted_weight,
         facts=Facts(
             class_labels=metric == "accuracy",
             data_derived_uploads="two validation scores per client and round",

@@ -1,4 +1,4 @@
-"""FedDNA-lite, an approximation of FedDNA: do not report its numbers as FedDNA's. Differences from the paper: docs/methods/feddna.md."""
+"""FedDNA-lite, an approximation of FedDNA. Do not report its results as FedDNA's. Differences from the paper: docs/methods/feddna.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOMENTS = Select("batch-norm means and variances", kinds=frozenset({STATISTIC}),
 
 
 def divergence(mean: Tensor, variance: Tensor, other_mean: Tensor, other_variance: Tensor) -> Tensor:
-    """The mean of both Kullback-Leibler divergences between two Gaussians, channel by channel."""
+    """Return the mean of both Kullback-Leibler divergences between two Gaussians, per channel."""
     a, b = variance + EPS, other_variance + EPS
     return (a / b + b / a) / 4 + (mean - other_mean).square() * (1 / a + 1 / b) / 4 - 0.5
 
@@ -35,14 +35,14 @@ def mixed(clients: Sequence[Mapping[str, Tensor]], weights: Tensor) -> Entries:
 
 
 def in_double(clients: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> tuple[list[Entries], Tensor]:
-    """The clients' values and their shares of the weight, in double precision."""
+    """Return the clients' values and normalised weights, in double precision."""
     shares = torch.tensor(weights, dtype=torch.float64)
     return [{name: value.double() for name, value in client.items()} for client in clients], shares / shares.sum()
 
 
 @dataclass(frozen=True)
 class Importance(CollectedReducer):
-    """Weights by nearness to the statistics they give."""
+    """Reduce statistics with weights that decrease with the distance from the weighted mean."""
 
     tau: float
     iterations: int
@@ -57,14 +57,14 @@ class Importance(CollectedReducer):
         return merged
 
     def distance(self, client: Mapping[str, Tensor], merged: Mapping[str, Tensor]) -> Tensor:
-        """The divergence of one client, averaged over the channels of all layers."""
+        """Return the divergence of one client, averaged over the channels of all layers."""
         found = [divergence(client[m], client[v], merged[m], merged[v]) for m, v in pairs(list(client))]
         return torch.cat(found).mean()
 
 
 @dataclass(frozen=True)
 class Moments(CollectedReducer):
-    """Mean and variance of the mixture of the clients' distributions."""
+    """Reduce statistics to the mean and variance of the mixture of the clients' distributions."""
 
     def combine(
         self, clients: Sequence[Mapping[str, Tensor]], weights: Sequence[float], reference: Mapping[str, Tensor]
@@ -88,9 +88,9 @@ def feddna(merge: str = "importance", tau: float = 1.0, iterations: int = 3) -> 
         merge="moments":   mu = sum_k p_k mu_k,   sigma2 = sum_k p_k (sigma2_k + (mu_k - mu)^2)
 
     Args:
-        merge: importance (weights by nearness), or moments (exact mean and variance of the mixture).
-        tau: temperature of the importance weights; large is uniform.
-        iterations: how often weights and statistics are computed in turn; 0 is FedAvg.
+        merge: importance (larger weights for statistics near the mean), or moments (exact mean and variance of the mixture).
+        tau: temperature of the importance weights; large values give uniform weights.
+        iterations: number of alternating updates of weights and statistics; 0 is FedAvg.
 
     Reference:
         J.-H. Duan et al. FedDNA: Federated Learning with Decoupled Normalization-Layer Aggregation for Non-IID Data. ECML PKDD
@@ -98,7 +98,7 @@ def feddna(merge: str = "importance", tau: float = 1.0, iterations: int = 3) -> 
     """
     require_choice("feddna", "merge", merge, MERGES)
     if tau <= 0:
-        raise OptionError(f"feddna: tau must be positive, found {tau}.")
+        raise OptionError(f"feddna: tau must be positive, got {tau}.")
     if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 0:
         raise OptionError(f"feddna: iterations must be an integer of at least 0, got {iterations!r}.")
     neutral = merge == "importance" and iterations == 0

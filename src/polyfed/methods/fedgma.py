@@ -21,7 +21,7 @@ PARAMETERS = Select("parameters", kinds=frozenset({WEIGHT, HEAD, AFFINE, MIX}))
 
 @dataclass(frozen=True)
 class MaskedMean:
-    """The weighted mean, moved away from the present values by how much the clients' signs agree."""
+    """Reduce to the weighted mean, with changes scaled by the agreement of the clients' signs."""
 
     tau: float
     server_lr: float
@@ -31,7 +31,7 @@ class MaskedMean:
         return _MaskedFolding(self, reference)
 
     def combine(self, start: Tensor, mean: Tensor, agreement: Tensor) -> Tensor:
-        """The new value from the present one, the mean of the clients, and A."""
+        """Return the new value, given the current one, the client mean, and the agreement A."""
         step = torch.where(agreement >= self.tau, 1.0, agreement) * self.server_lr
         if self.variant == "average_plus_step":
             step = step + 1
@@ -40,7 +40,7 @@ class MaskedMean:
 
 
 class _MaskedFolding:
-    """A running mean and, for each coordinate, a running sum of signs: two models in memory, however many clients reply."""
+    """Running mean and running sum of signs per coordinate: two models in memory for any number of clients."""
 
     def __init__(self, reducer: MaskedMean, reference: Mapping[str, Tensor]) -> None:
         self.reducer, self.reference = reducer, reference
@@ -70,7 +70,7 @@ class _MaskedFolding:
 
 @register(shows=("tau",))
 def fedgma(tau: float = 0.7, server_lr: float = 1.0, variant: str = "masked_delta") -> Method:
-    """Damp what clients disagree on: average updates through a mask of sign agreement.
+    """Reduce changes on which clients disagree: average updates with a mask of sign agreement.
 
         d_k = theta_k - theta                        change of client k
         A   = | (1/K) sum_k sign(d_k) |              agreement per coordinate: 1 if all signs are equal
@@ -80,8 +80,8 @@ def fedgma(tau: float = 0.7, server_lr: float = 1.0, variant: str = "masked_delt
         average_plus_step   theta <- theta + (1 + server_lr * m) * sum_k p_k d_k        FedAvg, then a masked step along the same update
 
     Args:
-        tau: agreement from which a coordinate moves in full, between 0 and 1; 0 is FedAvg.
-        server_lr: step of the server along the masked update.
+        tau: smallest agreement at which a coordinate takes the full step, between 0 and 1; 0 is FedAvg.
+        server_lr: learning rate of the server for the masked update.
         variant: masked_delta (the definition), or average_plus_step (FedAvg, then an extra masked step).
 
     Reference:
@@ -90,7 +90,7 @@ def fedgma(tau: float = 0.7, server_lr: float = 1.0, variant: str = "masked_delt
     if not 0 <= tau <= 1:
         raise OptionError(f"fedgma: tau must be between 0 and 1, got {tau}.")
     if server_lr < 0:
-        raise OptionError(f"fedgma: server_lr must not be negative, found {server_lr}.")
+        raise OptionError(f"fedgma: server_lr must not be negative, got {server_lr}.")
     require_choice("fedgma", "variant", variant, VARIANTS)
     neutral = (tau == 0 and server_lr == 1) if variant == "masked_delta" else server_lr == 0
     rules = () if neutral else (reduce_with(PARAMETERS, MaskedMean(tau, server_lr, variant)),)

@@ -33,7 +33,7 @@ def local_steps(client: Client) -> int:
 
 
 def effective_steps(steps: int, settings: Settings) -> float:
-    """Return the number of plain steps that move as far, under a constant gradient, as these steps with the run's momentum."""
+    """Return the number of steps without momentum that, for a constant gradient, equal these steps with the run's momentum."""
     m = settings.momentum if settings.optimizer == "sgd" else 0.0
     return (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
 
@@ -77,19 +77,19 @@ class Normalise(Part):
 
 
 def scaled(start: Mapping[str, Tensor], end: Mapping[str, Tensor], names: tuple[str, ...], scale: float) -> dict[str, Tensor]:
-    """Return start + scale * (end - start); empty for scale 1, which must not round."""
+    """Return start + scale * (end - start); empty for scale 1, to avoid rounding."""
     return {} if scale == 1 else {name: start[name] + scale * (end[name] - start[name]) for name in names if name in end}
 
 
 @declare(is_capped=True)
-def weigh(server: Server, reply: Reply) -> float:
+def weight_and_count_steps(server: Server, reply: Reply) -> float:
     """Return the run's weight of a client, and add a_k to the weighted sum."""
     weight = server.default_weight(reply.client)
     if STEPS in reply.extras:
         sums: dict[str, float] = server.persistent(SUMS, dict)
         if sums.get("round") != server.round:
             sums = {"round": server.round, "weights": 0.0, "steps": 0.0}
-        # A new value, not a changed one: the loop restores the old one if the round is repeated.
+        # Replace the value instead of changing it, because the loop restores the old one if the round is repeated.
         server.memory[SUMS] = {
             "round": server.round,
             "weights": sums["weights"] + weight,
@@ -98,7 +98,7 @@ def weigh(server: Server, reply: Reply) -> float:
     return weight
 
 
-def step_on(server: Server, aggregate: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def rescale_change(server: Server, aggregate: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Scale the mean change by steps_eff / r."""
     sums: dict[str, float] = server.persistent(SUMS, dict)
     scale = sums["steps"] / sums["weights"] / reference(server, "")
@@ -112,8 +112,8 @@ def fednova() -> Method:
         w <- w + steps_eff * sum_k p_k (w_k - w) / a_k,     steps_eff = sum_k p_k a_k
         a_k = number of local steps;  with momentum m:  a_k = sum over j = 1 ... steps of (1 - m^j) / (1 - m)
 
-    A client uploads w + (w_k - w) * r / a_k with a reference r from the server (the steps of its largest client), to avoid rounding;
-    the server multiplies by steps_eff / r. If all a_k = r, the result is bit-identical to FedAvg.
+    A client uploads w + (w_k - w) * r / a_k with a reference r from the server (the number of steps of the largest client), to
+    avoid rounding; the server multiplies by steps_eff / r. If all a_k = r, the result is bit-identical to FedAvg.
 
     Reference:
         J. Wang et al. Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization. NeurIPS 2020.
@@ -124,7 +124,7 @@ def fednova() -> Method:
         after_training=(report_steps,),
         reply_extras={"train": {STEPS: Number(smallest_steps, largest_steps)}},
         uploads=(Normalise(),),
-        weighting=weigh,
-        server_step=step_on,
+        weighting=weight_and_count_steps,
+        server_step=rescale_change,
         facts=Facts(data_derived_uploads="the number of local steps (one number per round)", granularity="aggregate"),
     )

@@ -16,7 +16,7 @@ from polyfed.errors import JoinError, OptionError
 
 @dataclass(frozen=True)
 class Proximal(Part):
-    """mu/2 * ||w - w_received||^2."""
+    """Add mu/2 * ||w - w_received||^2."""
 
     mu: float
     reads_data = False
@@ -33,17 +33,17 @@ class Proximal(Part):
 
 @register(shows=("mu",))
 def fedprox(mu: float = 0.01) -> Method:
-    """Pull each client towards the model it received.
+    """Keep each client close to the model that it received.
 
         loss_k(w) = task loss + mu / 2 * ||w - w_received||^2      over the trainable parameters that the server sent
 
     Args:
-        mu: strength of the pull; 0 is FedAvg.
+        mu: weight of the proximal term; 0 is FedAvg.
 
     Reference:
         T. Li et al. Federated Optimization in Heterogeneous Networks. MLSys 2020.
     """
     if mu < 0:
-        raise OptionError(f"fedprox: mu must not be negative, found {mu}.")
+        raise OptionError(f"fedprox: mu must not be negative, got {mu}.")
     terms = (Proximal(mu),) if mu else ()
     return Method("fedprox", objective=terms, facts=Facts(extra_work="one term per step"))

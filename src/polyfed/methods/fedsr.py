@@ -22,10 +22,10 @@ references = Select("class references", kinds=frozenset({CLASS_REFERENCE}))
 
 
 class Representation(nn.Module):
-    """The layer in front of the head: a Gaussian for each sample, and what it is compared with.
+    """Layer before the head: a Gaussian for each sample, and the class references for comparison.
 
-    ``drawn`` holds mean, spread and sample of the last training batch until an objective takes them. ``noise``, set while predicting,
-    makes it return one block of samples after the other.
+    ``drawn`` contains mean, spread and sample of the last training batch until an objective takes them. If ``noise`` is set, for
+    prediction, ``forward`` returns one block of samples after the other.
     """
 
     entry_kinds: ClassVar[dict[str, str]] = dict.fromkeys(("class_mean", "class_spread", "scale"), CLASS_REFERENCE)
@@ -41,7 +41,7 @@ class Representation(nn.Module):
         self.noise: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """A sample in training, the mean in evaluation, several samples while predicting."""
+        """Return a sample in training, the mean in evaluation, and several samples in prediction."""
         both: Tensor = self.layer(x)
         mean, raw = both[:, : self.width], both[:, self.width :]
         if self.noise is not None:
@@ -55,16 +55,16 @@ class Representation(nn.Module):
         return sample
 
     def taken(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean, spread and sample of the last training batch; they are let go of, since they hold its graph."""
+        """Return mean, spread and sample of the last training batch, and drop the references, which keep its graph in memory."""
         drawn, self.drawn = self.drawn, None
         assert drawn is not None
         return drawn
 
 
 class Before:
-    """Forward pre-hooks that put the representation in front of the head, once for each pass of the model.
+    """Forward pre-hooks that insert the representation before the head, once per pass of the model.
 
-    The head called by itself (guiding, rsc) takes a representation, so it must not make one of it again.
+    If a part calls only the head (guiding, rsc), its input is already a representation and is not converted again.
     """
 
     def __init__(self, representation: Representation) -> None:
@@ -83,7 +83,7 @@ class Before:
 
 @dataclass(frozen=True)
 class PutRepresentation(Part):
-    """Put the probabilistic layer in front of the head."""
+    """Insert the probabilistic layer before the head."""
 
     width: int
     records: bool
@@ -96,7 +96,7 @@ class PutRepresentation(Part):
         holder, head = model.get_submodule(parent), model.get_submodule(path)
         if not isinstance(head, nn.Linear):
             raise ModelError(
-                f"fedsr: {type(model).__name__} needs a linear layer as its head, found {type(head).__name__}. Use a model that ends with one."
+                f"fedsr: {type(model).__name__} needs a linear layer as its head, got {type(head).__name__}. Use a model that ends with one."
             )
         width = self.width or head.in_features
         made = Representation(head.in_features, width, head.out_features, self.records).to(head.weight)
@@ -121,14 +121,14 @@ def representation_of(model: nn.Module) -> Representation:
 
 
 def divergence(mean: Tensor, spread: Tensor, other_mean: Tensor, other_spread: Tensor) -> Tensor:
-    """KL(N(mean, spread^2) || N(other_mean, other_spread^2)), summed over dimensions."""
+    """Return KL(N(mean, spread^2) || N(other_mean, other_spread^2)), summed over dimensions."""
     ratio = (spread.square() + (mean - other_mean).square()) / (2 * other_spread.square())
     return ((other_spread / spread).log() + ratio - 0.5).sum(dim=1)
 
 
 @dataclass(frozen=True)
 class Simple(Part):
-    """The two regularisers on the representation of the batch."""
+    """Add the two regularisers of the representation."""
 
     l2r: float
     cmi: float
@@ -151,7 +151,7 @@ class Simple(Part):
 
 @dataclass(frozen=True)
 class MeanOfSamples(Part):
-    """Mean probabilities over samples of the representation; the network in front of it runs once."""
+    """Average probabilities over samples of the representation; the network before it runs once."""
 
     samples: int
 
@@ -167,7 +167,7 @@ class MeanOfSamples(Part):
 
 @register(shows=("l2r", "cmi"))
 def fedsr(l2r: float = 0.01, cmi: float = 0.001, squared: bool = False, width: int = 0, samples: int = 20) -> Method:
-    """Learn a simple probabilistic representation: short, and no more informative about the input than the label.
+    """Learn a simple probabilistic representation: of small norm, and no more informative about the input than the label.
 
         (mu, s) = layer(g(x)),  sigma = softplus(s),  z = mu + sigma * eps,  logits = h(z)        one sample of eps in training
         loss = l(h(z), y) + l2r * mean_i ||z_i||
@@ -176,7 +176,7 @@ def fedsr(l2r: float = 0.01, cmi: float = 0.001, squared: bool = False, width: i
     Args:
         l2r: weight of the norm of the representation.
         cmi: weight of the divergence from the class references (conditional mutual information).
-        squared: square the norm.
+        squared: use the squared norm.
         width: dimensions of the representation; 0: those of the head's input.
         samples: samples of the representation per prediction.
 
@@ -185,7 +185,7 @@ def fedsr(l2r: float = 0.01, cmi: float = 0.001, squared: bool = False, width: i
     """
     if l2r < 0 or cmi < 0 or width < 0 or samples < 1:
         raise OptionError(
-            f"fedsr: l2r, cmi and width must not be negative and samples at least 1, found l2r={l2r}, cmi={cmi}, width={width}, samples={samples}."
+            f"fedsr: l2r, cmi and width must not be negative and samples at least 1, got l2r={l2r}, cmi={cmi}, width={width}, samples={samples}."
         )
     regularised = bool(l2r or cmi)
     return Method(

@@ -24,7 +24,7 @@ SHRUNK = Select("batch-norm means and variances", kinds=frozenset({STATISTIC}), 
 
 @dataclass(frozen=True)
 class ToJamesStein(Part):
-    """Replace every batch norm by one that shrinks its statistics; affine and statistics are taken over."""
+    """Replace every batch norm by one that shrinks its statistics, with the same affine and statistics."""
 
     shrink_train: bool
     stage = "norm"
@@ -48,7 +48,7 @@ class ShrinkAverages(Part):
         uploaded = {name for phase in bench.plan.phases.values() for name in phase.up}
         if not any(SHRUNK.matches(bench.plan.entries[name]) for name in uploaded):
             raise JoinError(
-                f'{bench.method}: no batch-norm statistics are uploaded, so fedstein(variant="server") would shrink nothing. '
+                f'{bench.method}: no batch-norm statistics are uploaded, so fedstein(variant="server") has no effect. '
                 'Use variant="jsnorm", or remove the part that keeps statistics local.'
             )
 
@@ -65,8 +65,8 @@ def fedstein(variant: str = "jsnorm", shrink: bool = True) -> Method:
     v is the vector of the c channel means (or variances) of a layer; the factor is in [2/c, 1].
 
     Args:
-        variant: jsnorm (shrink where statistics are used), server (literally Algorithm 1) or eval_only.
-        shrink: False switches the shrinkage off: FedAvg with the batch-norm affine kept local.
+        variant: jsnorm (shrink in the layers), server (Algorithm 1, literally) or eval_only.
+        shrink: False disables the shrinkage, which gives FedAvg with a local batch-norm affine.
 
     Reference:
         S. Gupta, N. Jangid and A. Sethi. FedStein: Enhancing Multi-Domain Federated Learning Through James-Stein Estimator.

@@ -29,7 +29,7 @@ FORMS = ({"layer", "mean", "count"}, {"layer", "variance"}, {"layer", "mean_grad
 
 
 class _UnionGradient(torch.autograd.Function):
-    """The identity, whose gradient gains what the input does through the union's mean and variance."""
+    """Identity that adds the gradient through the mean and variance of the union to the gradient of its input."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mean: Tensor, mean_gradient: Tensor, variance_gradient: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class _UnionGradient(torch.autograd.Function):
 
 
 def channels_of(x: Tensor) -> tuple[int, ...]:
-    """The shape that makes a vector of channels fit x."""
+    """Return the shape that broadcasts a vector of channels to x."""
     return (1, -1, *([1] * (x.dim() - 2)))
 
 
@@ -53,13 +53,13 @@ def over_channels(x: Tensor) -> Tensor:
     return x.mean((0, *range(2, x.dim())))
 
 
-class _Enough(Exception):
+class _TargetReached(Exception):
     """Raised at the requested layer, because later layers are not needed."""
 
 
 @dataclass
 class Pass:
-    """One forward pass of the first step: what is known of each layer, and what is found."""
+    """One forward pass of the first step: the known statistics of each layer, and the new ones."""
 
     known: Mapping[str, Mapping[str, Any]]
     order: list[str]
@@ -73,14 +73,14 @@ class Pass:
 
 
 class UnionBatchNorm(BatchNorm):
-    """Batch norm whose next training pass can be given the statistics; otherwise it is plain batch norm."""
+    """Batch norm that can use given statistics in its next training pass; otherwise it is plain batch norm."""
 
     path = ""
     current: Pass | None = None
 
     @classmethod
     def like(cls, norm: BatchNorm) -> UnionBatchNorm:
-        """A layer with the affine, statistics and settings of a batch norm."""
+        """Return a layer with the affine, statistics and settings of a batch norm."""
         made = cls(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
         made._parameters, made._buffers = norm._parameters, norm._buffers
         return made.train(norm.training)
@@ -110,17 +110,17 @@ class UnionBatchNorm(BatchNorm):
             return self._watched(x, mean, variance, current)
         return F.batch_norm(x, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
 
-    def _statistics(self, x: Tensor, facts: Mapping[str, Any], current: Pass) -> _Enough:
-        """Find the mean, or with the mean known the variance about it."""
+    def _statistics(self, x: Tensor, facts: Mapping[str, Any], current: Pass) -> _TargetReached:
+        """Compute the mean or, if the mean is known, the variance."""
         current.found["layer"] = self.path
         if "mean" in facts:
             current.found["variance"] = over_channels((x - facts["mean"].view(channels_of(x))).square())
         else:
             current.found |= {"mean": over_channels(x), "count": x.numel() // x.shape[1]}
-        return _Enough()
+        return _TargetReached()
 
     def _watched(self, x: Tensor, mean: Tensor, variance: Tensor, current: Pass) -> Tensor:
-        """Normalise so that gradients reach mean and variance."""
+        """Normalise, and let gradients flow to mean and variance."""
         shape = channels_of(x)
         mean, variance = mean.clone().requires_grad_(), variance.clone().requires_grad_()
         current.found |= {"layer": self.path, "leaves": (mean, variance)}
@@ -131,7 +131,7 @@ class UnionBatchNorm(BatchNorm):
 
 @dataclass(frozen=True)
 class ToUnion(Part):
-    """Replace every batch norm by one that can be given its statistics."""
+    """Replace every batch norm by one that can use given statistics."""
 
     stage = "norm"
 
@@ -143,10 +143,10 @@ class ToUnion(Part):
         return model
 
     def check(self, bench: Workbench) -> None:
-        """The step of the union exists only where all clients hold the same model, and a compiled step would hold its numbers for good."""
+        """Require equal models at all clients, and reject compiled steps, which would reuse the statistics of one round."""
         if bench.settings.compile != "off":
             raise SettingError(
-                "fedtan gives its batch norms other statistics in each round, which a compiled step cannot take. Use --compile off."
+                "fedtan changes the statistics of batch norms in each round, which compiled steps do not support. Use --compile off."
             )
         if any(declared(term).runs_model for term in bench.method.objective):
             raise JoinError(
@@ -157,14 +157,14 @@ class ToUnion(Part):
 
 
 def set_pass(model: nn.Module, current: Pass | None) -> None:
-    """Give every batch norm of the model the pass that begins; None: plain batch norm."""
+    """Set the next pass of every batch norm of the model; None for plain batch norm."""
     for module in model.modules():
         if isinstance(module, UnionBatchNorm):
             module.current = current
 
 
-def remembered(client: Client, payload: Payload) -> dict[str, Any]:
-    """The model and all statistics of this round, with what this message adds."""
+def merged_memory(client: Client, payload: Payload) -> dict[str, Any]:
+    """Return the model and all statistics of this round, including those in this message."""
     if "layer" not in payload.extras:
         return {"entries": payload.entries, "extras": payload.extras, "layers": {}}
     before: dict[str, Any] = client.memory[MEMORY]
@@ -174,8 +174,8 @@ def remembered(client: Client, payload: Payload) -> dict[str, Any]:
 
 
 def answer_step(client: Client, payload: Payload) -> Payload:
-    """One exchange: the first step again, up to what is not known yet."""
-    memory = client.memory[MEMORY] = remembered(client, payload)
+    """Repeat the first step up to the first unknown statistics, and reply with them."""
+    memory = client.memory[MEMORY] = merged_memory(client, payload)
     client.extras = memory["extras"]
     client.receive(memory["entries"])
     client.model.train()
@@ -186,10 +186,10 @@ def answer_step(client: Client, payload: Payload) -> Payload:
         loss = client.full_loss(client.forward(0, x, y))
         if "leaves" not in current.found:
             raise ModelError(
-                "fedtan: a batch norm of the model takes no part in its forward pass. Remove the layer, or use another model."
+                "fedtan: a batch norm of the model is not used in its forward pass. Remove the layer, or use another model."
             )
         gradients = torch.autograd.grad(loss, current.found.pop("leaves"))
-    except _Enough:
+    except _TargetReached:
         current.found.pop("leaves", None)
         return Payload(extras=current.found)
     finally:
@@ -198,8 +198,8 @@ def answer_step(client: Client, payload: Payload) -> Payload:
 
 
 def train_with_union(client: Client, payload: Payload) -> Payload:
-    """Train as usual, the first step with all that was exchanged."""
-    memory = remembered(client, payload)
+    """Train as usual, but take the first step with all exchanged statistics and gradients."""
+    memory = merged_memory(client, payload)
     # Replaces the whole model, which the previous messages stored here.
     client.memory[MEMORY] = client.round
     set_pass(client.model, Pass(memory["layers"], [], {}, last=True))
@@ -210,7 +210,7 @@ def train_with_union(client: Client, payload: Payload) -> Payload:
 
 
 def channels_in(server: Server) -> dict[str, int]:
-    """The number of channels of each batch norm, by its path."""
+    """Return the number of channels of each batch norm, by path."""
     return {module.path: module.num_features for module in server.blueprint.modules() if isinstance(module, UnionBatchNorm)}
 
 
@@ -219,7 +219,7 @@ def channels_by_layer(context: RequestContext) -> dict[str, int]:
 
 
 def vectors(context: RequestContext) -> list[tuple[int, ...]]:
-    """The shapes that statistics have: a number for each channel of a layer."""
+    """Return the valid shapes of statistics: one number per channel of a layer."""
     return [(channels,) for channels in sorted(set(channels_by_layer(context).values()))]
 
 
@@ -255,7 +255,7 @@ def fitting(server: Server, replies: Replies) -> Replies:
 
 
 def averaged(server: Server, replies: Replies) -> dict[str, Any]:
-    """The weighted mean of what clients found; numbers of values are summed."""
+    """Return the weighted mean of the clients' statistics; counts are summed."""
     sums: dict[str, Any] = {}
     total = 0.0
     kinds: dict[str, torch.dtype] = {}
@@ -278,7 +278,7 @@ def averaged(server: Server, replies: Replies) -> dict[str, Any]:
     + ("send_extras", "server_step", "after_round")
 )
 def layerwise_round(server: Server) -> Exchange[None]:
-    """Two exchanges per batch norm forwards, one backwards, then the usual training."""
+    """Run two exchanges per batch norm forwards and one backwards, then train as usual."""
     clients = server.sample_clients()
     layers = len(channels_in(server))
     replies = yield server.request(STEP, clients)
@@ -291,7 +291,7 @@ def layerwise_round(server: Server) -> Exchange[None]:
 
 @register
 def fedtan() -> Method:
-    """Take the first step of each round with batch-norm statistics and gradients pooled over all clients.
+    """Take the first step of each round with joint batch-norm statistics and gradients of all clients.
 
         forward 1:   mu = sum_k p_k mean(x_k)
         forward 2:   v  = sum_k p_k mean((x_k - mu)^2);      y = gamma (x - mu) / sqrt(v + eps) + beta

@@ -26,7 +26,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "equation": {"unbiased": False, "learn_gain": False, "floor": torch.finfo(torch.float32).tiny},
 }
 SLOW_START = (
-    "fedwon starts slowly: with the paper's gamma=1 its last hidden layer begins at about a tenth of batch norm's scale. "
+    "fedwon starts slowly: with the paper's gamma=1, the initial scale of its last hidden layer is about a tenth of that with batch norm. "
     "fedwon(gamma=1.7139), NFNets' gain for ReLU, or a larger --lr starts faster (polyfed show fedwon)."
 )
 CHOICES = {"bias": ("on", "keep"), "init": ("xavier", "keep"), "norms": ("all", "batch"), "form": tuple(FORMS)}
@@ -65,11 +65,11 @@ class Standardise(Part):
         return model
 
     def notice(self, bench: Workbench, clients: int) -> str:
-        """Fresh weights without NFNets' gain start slowly."""
+        """Warn if new weights without NFNets' gain train slowly at first."""
         return SLOW_START if self.gamma == 1 and self.init == "xavier" else ""
 
     def spared(self, model: nn.Module) -> set[nn.Module]:
-        """Convolutions that stay plain: those the user names, and those whose filters hold one weight."""
+        """Return convolutions that stay plain: those that the user names, and those with one weight per filter."""
         paths = {path: module for path, module in model.named_modules() if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)}
         spared: set[nn.Module] = {module for module in paths.values() if module.weight[0].numel() < 2}
         for pattern in self.plain:
@@ -82,7 +82,7 @@ class Standardise(Part):
         return spared
 
     def converted(self, convolution: nn.Module, scale: torch.Tensor | float = 1.0, shift: torch.Tensor | None = None) -> nn.Module:
-        """A standardised convolution: new, or with the old weights, scaled and shifted as its norm did."""
+        """Return a standardised convolution with new weights, or with the old ones, including scale and shift of its norm."""
         assert isinstance(convolution, nn.modules.conv._ConvNd)
         form = {"gamma": self.gamma, **FORMS[self.form]}
         had = convolution.bias is not None
@@ -96,7 +96,7 @@ class Standardise(Part):
 
 @dataclass(frozen=True)
 class RemoveNorms(Part):
-    """Take every norm out; with kept weights, move what each did into the convolution before it."""
+    """Remove every norm. If weights are kept, fold each norm into the convolution before it."""
 
     norms: str
     standardise: Standardise
@@ -112,7 +112,7 @@ class RemoveNorms(Part):
         return isinstance(module, BatchNorm) if self.norms == "batch" else is_norm(module)
 
     def move_into_convolutions(self, model: nn.Module) -> None:
-        """Give each convolution the scale and shift of the batch norm behind it."""
+        """Fold the scale and shift of each batch norm into the convolution before it."""
         before = convolution_before(model, [module for module in model.modules() if self.wanted(module)], "fedwon")
         spared = self.standardise.spared(model)
         made: dict[nn.Module, nn.Module] = {}
@@ -142,11 +142,11 @@ def fedwon(
     var is unbiased, N = C_in / groups * kernel positions, and gain is learned, one number per output channel.
 
     Args:
-        bias: on gives a bias to convolutions that had none, keep leaves them without.
-        init: xavier starts from fresh weights; keep takes the model's weights and folds each batch norm into the convolution before it.
+        bias: on adds a bias to convolutions without one, keep does not.
+        init: xavier starts from new weights; keep folds each batch norm into the convolution before it, with the model's weights.
         gamma: constant factor of every standardised weight; 1.7139 keeps variance through ReLU.
-        norms: which norms go: all (batch, group, instance, layer), or batch.
-        form: listing (learnt gain, unbiased variance, floor 1e-4), or equation (Eq. 3: none of these).
+        norms: norms to remove: all (batch, group, instance, layer), or batch.
+        form: listing (learned gain, unbiased variance, floor 1e-4), or equation (Eq. 3, without these).
         plain: paths of convolutions that stay plain, with * as a wildcard.
 
     Reference:
@@ -156,11 +156,11 @@ def fedwon(
     for option, known in CHOICES.items():
         require_choice("fedwon", option, values[option], known)
     if gamma <= 0:
-        raise OptionError(f"fedwon: gamma must be positive, found {gamma}.")
+        raise OptionError(f"fedwon: gamma must be positive, got {gamma}.")
     if not isinstance(plain, tuple) or not all(isinstance(path, str) for path in plain):
         raise OptionError(f"fedwon: plain must be a list of convolution names, got {plain!r}.")
     if init == "keep" and form == "equation":
-        raise OptionError("fedwon: init='keep' needs the learnt gain that holds the scale of the weights; use form='listing'.")
+        raise OptionError("fedwon: init='keep' needs a learned gain to store the scale of the weights. Use form='listing'.")
     standardise = Standardise(bias, init, gamma, form, plain)
     return Method(
         "fedwon",

@@ -36,7 +36,7 @@ def last_round(at: int | float, rounds: int) -> int:
 
 
 def measure_statistics(client: Client, payload: Payload) -> Payload:
-    """This round's batches through the received model, with its weights as they are; gives the statistics they leave."""
+    """Pass this round's batches through the received model without training, and return the new statistics."""
     client.receive(payload.entries)
     estimate_statistics(client.model, (x for x, _ in client.batches()), "moving")
     names = [name for name in client.phase.up if bn_statistics.matches(client.bench.plan.entries[name])]
@@ -72,7 +72,7 @@ class Decoupled(Part):
         try:
             yield from standard_round(server)
         except TooFewReplies:
-            # The round is repeated, and must start from the state it started from.
+            # A retried round must start from the same state.
             server.state = before
             raise
 
@@ -91,24 +91,24 @@ class FreezeStatistics(Part):
                     module.eval()
 
     def frozen_after(self, rounds: int) -> int:
-        """The last round in which statistics still change."""
+        """Return the last round in which statistics change."""
         return last_round(self.at, rounds)
 
     def check(self, bench: Workbench) -> None:
-        """Every batch norm must have statistics to freeze, and the run a round to freeze them at."""
+        """Require running statistics in every batch norm, and a freeze within the run."""
         for path, module in bench.model.named_modules():
             if isinstance(module, BatchNorm) and not module.track_running_stats:
                 raise ModelError(
                     f"fixbn: the batch norm {path} keeps no running statistics, so there is nothing to freeze. Build it with track_running_stats=True."
                 )
-        refuse_late(self.at, bench)
+        require_freeze_in_run(self.at, bench)
 
     def notice(self, bench: Workbench, clients: int) -> str:
-        """Warn of a constant learning rate, which can diverge, and of a freeze before round 1, which freezes initial values."""
+        """Warn about a constant learning rate, which can diverge, and a freeze before round 1, which freezes initial values."""
         rounds = bench.settings.rounds
         if last_round(self.at, rounds) == 0:
             return (
-                f"fixbn freezes the initial statistics (mean 0, variance 1): no round of {rounds} comes before the freeze. "
+                f"fixbn freezes the initial statistics (mean 0, variance 1), because the freeze is before round 1 of {rounds}. "
                 "Use more rounds, or a later freeze_at."
             )
         freezes = last_round(self.at, rounds) < rounds
@@ -122,7 +122,7 @@ class FreezeStatistics(Part):
 
 @dataclass(frozen=True)
 class DecayAtFreeze(Part):
-    """Multiply the learning rate by a factor after round T*, and once more half-way between T* and the end."""
+    """Multiply the learning rate by a factor after round T*, and again half-way between T* and the end."""
 
     at: int | float
     factor: float
@@ -146,7 +146,7 @@ class FreezeAffine(Part):
             parameter.requires_grad_(not frozen)
 
     def check(self, bench: Workbench) -> None:
-        refuse_late(self.at, bench)
+        require_freeze_in_run(self.at, bench)
 
 
 @declare(reads_data=False)
@@ -159,8 +159,8 @@ def affine_parameters(bench: Workbench) -> list[nn.Parameter]:
     return [parameter for name, parameter in bench.parameters.items() if bn_affine.matches(bench.plan.entries[name])]
 
 
-def refuse_late(at: int | float, bench: Workbench) -> None:
-    """A freeze after the last round would be ignored."""
+def require_freeze_in_run(at: int | float, bench: Workbench) -> None:
+    """Reject a freeze after the last round, which would have no effect."""
     if last_round(at, bench.settings.rounds) > bench.settings.rounds:
         raise OptionError(
             f"fixbn: freeze_at is round {at}, but the run has {bench.settings.rounds} rounds. Use an earlier round, or a fraction such as 0.5."
@@ -169,7 +169,7 @@ def refuse_late(at: int | float, bench: Workbench) -> None:
 
 @register(shows=("freeze_at", "decay"), absent={"decay": None})
 def fixbn(freeze_at: int | float = 0.5, freeze: str = "statistics", stage_one: str = "fedavg", decay: float | None = 0.1) -> Method:
-    """Freeze the averaged batch-norm statistics half-way and train on with them.
+    """Freeze the averaged batch-norm statistics half-way, and continue to train with them.
 
         rounds 1 … T*:      FedAvg;  S* = (μ*, σ²*) = Σ_k p_k S_k after round T*
         rounds T*+1 … T:    y = γ (x − μ*) / sqrt(σ²* + ε) + β      in training and in testing; γ and β still learn and are averaged
@@ -178,9 +178,9 @@ def fixbn(freeze_at: int | float = 0.5, freeze: str = "statistics", stage_one: s
     Args:
         freeze_at: the last round before the freeze: an integer, or a fraction of all rounds; 1.0 never freezes.
         freeze: statistics, affine, both or nothing (Table H).
-        stage_one: until then fedavg, or decoupled: statistics are averaged before the weights are trained with them.
-        decay: the learning rate is multiplied by it after the freeze, and once more half-way between the freeze and the end; a decay
-            before round 1 is skipped, and a --schedule other than constant switches it off. None: no decay.
+        stage_one: rounds before the freeze: fedavg, or decoupled (average the statistics before training the weights with them).
+        decay: factor on the learning rate after the freeze, and again half-way between the freeze and the end; a decay before round
+        1 is skipped, and a --schedule other than constant disables it. None: no decay.
 
     Reference:
         J. Zhong, H.-Y. Chen and W.-L. Chao. Making Batch Normalization Great in Federated Deep Learning. 2023.
@@ -220,5 +220,5 @@ def _refuse_options(freeze_at: int | float, freeze: str, stage_one: str, decay: 
     require_choice("fixbn", "stage_one", stage_one, STAGE_ONE)
     if stage_one == "decoupled" and freeze in ("affine", "nothing"):
         raise OptionError(
-            f'fixbn: stage_one="decoupled" freezes statistics or both, found {freeze!r}. For the probe all along, write freeze_at=1.0.'
+            f'fixbn: stage_one="decoupled" needs freeze="statistics" or "both", got {freeze!r}. To decouple in all rounds, use freeze_at=1.0.'
         )

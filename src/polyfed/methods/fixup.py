@@ -26,7 +26,7 @@ def scalar(value: float, like: Tensor) -> nn.Parameter:
 
 
 class ScalarShift(nn.Module):
-    """Adds one learnable number, after multiplying by another where asked for."""
+    """Adds one learnable number, optionally after multiplying by another."""
 
     def __init__(self, like: Tensor, multiply: bool = False) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def traced(model: nn.Module) -> fx.Graph:
 
 
 def ancestors(node: fx.Node) -> set[fx.Node]:
-    """The node and everything it is computed from."""
+    """Return the node and everything that it is computed from."""
     found: set[fx.Node] = set()
     waiting = [node]
     while waiting:
@@ -87,7 +87,7 @@ def ancestors(node: fx.Node) -> set[fx.Node]:
 
 
 def branches_of(model: nn.Module, graph: fx.Graph) -> list[Branch]:
-    """The residual branches: of the two sides of an addition, the one with more convolutions that the other does not depend on."""
+    """Return the residual branches: the input of each addition with more convolutions that the other input does not depend on."""
     order = list(graph.nodes)
     found = []
     for node in order:
@@ -125,7 +125,7 @@ def _branch(model: nn.Module, layers: list[nn.Module], shortcut: list[nn.Module]
 
 @torch.no_grad()
 def initialise(branches: list[Branch]) -> None:
-    """Start every branch at zero, with its other convolutions scaled to their number."""
+    """Initialise every branch to zero, and scale its other convolutions by their number."""
     for branch in branches:
         *others, last = branch.convolutions
         for convolution in others:
@@ -138,7 +138,7 @@ def initialise(branches: list[Branch]) -> None:
 
 
 def with_input_shift(layer: nn.Module) -> nn.Module:
-    """The same layer, with a learnable number added to its input."""
+    """Return the same layer, with a learnable number added to its input."""
     made: FixupConv2d | FixupLinear
     if isinstance(layer, nn.Conv2d):
         plain_kind(layer)
@@ -153,7 +153,7 @@ def with_input_shift(layer: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class ToFixup(Part):
-    """Take batch norm out of a residual network, and put in what Fixup trains by."""
+    """Remove batch norm from a residual network, and insert the scalars of Fixup."""
 
     stage = "blocks"
 
@@ -181,18 +181,18 @@ class ToFixup(Part):
         return model
 
     def head(self, model: nn.Module, graph: fx.Graph) -> nn.Linear:
-        """The linear layer that makes the logits."""
+        """Return the linear layer that computes the logits."""
         made_by = next(node for node in graph.nodes if node.op == "output").all_input_nodes
         if len(made_by) == 1 and made_by[0].op == "call_module":
             layer = model.get_submodule(str(made_by[0].target))
             if isinstance(layer, nn.Linear):
                 return layer
-        raise ModelError(f"fixup: the output of {type(model).__name__} is not made by a linear layer, which Fixup starts at zero.")
+        raise ModelError(f"fixup: {type(model).__name__} does not end with a linear layer, which Fixup initialises to zero.")
 
 
 @dataclass(frozen=True)
 class SlowScalars(Part):
-    """Train the scalars with a fraction of the learning rate, by scaling their gradients."""
+    """Train the scalars with a fraction of the learning rate by scaling their gradients."""
 
     share: float
     reads_data = False
@@ -208,13 +208,13 @@ class SlowScalars(Part):
     def check(self, bench: Workbench) -> None:
         if bench.settings.optimizer != "sgd":
             raise OptionError(
-                f"fixup: scalar_lr={self.share} scales gradients, which {bench.settings.optimizer} undoes. Use --optimizer sgd, or fixup(scalar_lr=1.0)."
+                f"fixup: scalar_lr={self.share} scales gradients, which has no effect with {bench.settings.optimizer}. Use --optimizer sgd, or fixup(scalar_lr=1.0)."
             )
 
 
 @register
 def fixup(scalar_lr: float = 0.1) -> Method:
-    """Remove batch norm from a residual network and initialise it with Fixup.
+    """Remove batch norm from a residual network, and initialise it as in Fixup.
 
         L residual branches with m convolutions each (ResNet-20: L = 9, m = 2):
         classifier = 0;   last convolution of every branch = 0
@@ -225,13 +225,13 @@ def fixup(scalar_lr: float = 0.1) -> Method:
         block:   relu(shortcut(x) + multiplier * conv2(relu(conv1(x + b1) + b2) + b3) + b4)
 
     Args:
-        scalar_lr: learning rate of the scalars as a fraction of the run's; 1.0: no difference.
+        scalar_lr: learning rate of the scalars as a fraction of the run's learning rate.
 
     Reference:
         H. Zhang, Y. N. Dauphin and T. Ma. Fixup Initialization: Residual Learning Without Normalization. ICLR 2019. Also in
         FixBN Table 5.
     """
     if scalar_lr <= 0:
-        raise OptionError(f"fixup: scalar_lr must be positive, found {scalar_lr}.")
+        raise OptionError(f"fixup: scalar_lr must be positive, got {scalar_lr}.")
     slow = (SlowScalars(scalar_lr),) if scalar_lr != 1.0 else ()
     return Method("fixup", surgery=(ToFixup(),), gradients=slow, standalone=False, facts=Facts(smallest_batch=1))

@@ -16,7 +16,7 @@ from polyfed.methods.partialfed import Mixed
 
 
 def received_head(client: Client) -> dict[str, Tensor]:
-    """The head's state as it was received, by name inside the head. Buffers are copies, since layers write into them."""
+    """Return the received state of the head, by name inside the head. Buffers are copied, since layers write to them."""
     bench = client.bench
     sent = client.received.sent if isinstance(client.received, Mixed) else client.received
     values = {name: sent.get(name, bench.live[name]).detach() for name in bench.head_entries}
@@ -25,7 +25,7 @@ def received_head(client: Client) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Guide(Part):
-    """weight * loss of the frozen received head on the client's features."""
+    """Add ``weight`` times the loss of the frozen received head on the client's features."""
 
     weight: float
     needs_features = True
@@ -36,7 +36,7 @@ class Guide(Part):
         return self.weight * bench.loss(logits, step.y)
 
     def check(self, bench: Workbench) -> None:
-        """The head must be known and sent in every round, and guided by once."""
+        """Require a known head that is sent in every round, and only one guiding term."""
         bench.require_head(f"{bench.method}: guiding")
         if sum(isinstance(term, Guide) for term in bench.method.objective) > 1:
             raise JoinError(f"{bench.method}: gperxan already includes the guiding term. Remove guiding, or use perxan + guiding.")
@@ -44,13 +44,13 @@ class Guide(Part):
         unsent = [name for name in bench.parameters if name in bench.head_entries and not all(name in down for down in sent)]
         if unsent:
             raise JoinError(
-                f"{bench.method}: {unsent[0]} of the head is not sent to clients, so there is no received head to guide training. Remove guiding."
+                f"{bench.method}: {unsent[0]} of the head is not sent to clients, so there is no received head to use. Remove guiding."
             )
 
 
 @register(shows=("weight",))
 def guiding(weight: float = 0.5) -> Method:
-    """Guide features by the classifier the server sent.
+    """Guide features by the classifier from the server.
 
         loss_i = l(h_i(g_i(x)), y) + weight * l(h_received(g_i(x)), y)
 
@@ -62,7 +62,7 @@ def guiding(weight: float = 0.5) -> Method:
         Federated Domain Generalization. CVPR 2024. Equation 3 and Figure 2.
     """
     if weight < 0:
-        raise OptionError(f"guiding: weight must not be negative, found {weight}.")
+        raise OptionError(f"guiding: weight must not be negative, got {weight}.")
     return Method(
         "guiding",
         objective=(Guide(weight),) if weight else (),

@@ -37,7 +37,7 @@ IMAGES, SIDE, BATCH, LR = 100, 32, 32, 1e-3
 
 @dataclass(frozen=True)
 class JointRound(GeneratedRound):
-    """All clients train on their generated models; the hypernetwork takes one step along their combined gradient."""
+    """Train all clients from their generated models; the hypernetwork takes one step along their combined gradient."""
 
     align: bool
     ema_alpha: float | None
@@ -90,10 +90,10 @@ class LatentShape:
 
 
 def standardised(vectors: dict[str, Tensor], ids: list[str], dimension: int) -> Tensor:
-    """One row per client with mean 0 and variance 1 over clients; a client whose vector did not come, or was rejected, gets the mean."""
+    """Return one row per client with mean 0 and variance 1 over clients; a client without a valid vector gets the mean."""
     silent = [client for client in ids if client not in vectors]
     if silent:
-        log.warning("No usable latent vector came from %s; the mean of the others is taken.", ", ".join(silent))
+        log.warning("No valid latent vector from %s; using the mean of the others.", ", ".join(silent))
     table = torch.zeros(len(ids), dimension)
     if vectors:
         known = torch.stack(list(vectors.values()))
@@ -106,7 +106,7 @@ def standardised(vectors: dict[str, Tensor], ids: list[str], dimension: int) -> 
 
 @dataclass(frozen=True)
 class Describe(Part):
-    """Train the common auto-encoder, and reply with the mean latent vector."""
+    """Train the shared auto-encoder, and reply with the mean latent vector."""
 
     epochs: int
 
@@ -123,11 +123,11 @@ class Describe(Part):
 
 
 def pixels(x: Tensor, client: str) -> Tensor:
-    """Images in [0, 1] of the size the auto-encoder takes."""
+    """Return images in [0, 1], resized for the auto-encoder."""
     if x.dim() != 4 or (x.is_floating_point() and not 0 <= float(x.min()) <= float(x.max()) <= 1):
         raise DataError(
-            f"Client {client}: embeddings by auto-encoder need images with values of 0 to 255 (uint8) or 0 to 1, "
-            f'found {x.dtype} of shape {tuple(x.shape)}. Use embedding="learnt".'
+            f"Client {client}: embeddings from the auto-encoder need images with values of 0 to 255 (uint8) or 0 to 1, "
+            f'got {x.dtype} of shape {tuple(x.shape)}. Use embedding="learnt".'
         )
     x = x if x.is_floating_point() else x.to(torch.float32) / 255
     if tuple(x.shape[2:]) == (SIDE, SIDE):
@@ -173,7 +173,7 @@ def hfedf(  # noqa: D417 (the other options: HYPERNETWORK_OPTIONS)
     server_clip: float = 0.0,
     memory_share: float = 0.5,
 ) -> Method:
-    """Generate every client's model with a hypernetwork, trained on all clients at once.
+    """Generate every client's model with a hypernetwork that is trained on all clients jointly.
 
         phi_i = h(nu_i; theta)                        sent to client i, which trains and returns phi_i'
         g_i   = J_i^T (phi_i - phi_i')                gradient with respect to (theta, nu)
@@ -196,10 +196,10 @@ def hfedf(  # noqa: D417 (the other options: HYPERNETWORK_OPTIONS)
     if not 0 < ema_alpha <= 1 or warmup < 1 or embedding_epochs < 1:
         raise OptionError(
             "hfedf: ema_alpha must be between 0 and 1, warmup and embedding_epochs must be at least 1, "
-            f"found ema_alpha={ema_alpha}, warmup={warmup}, embedding_epochs={embedding_epochs}."
+            f"got ema_alpha={ema_alpha}, warmup={warmup}, embedding_epochs={embedding_epochs}."
         )
     if embedding == "autoencoder" and embedding_scale != 1:
-        raise OptionError("hfedf: embeddings of the auto-encoder are standardised, so embedding_scale would be ignored. Remove it.")
+        raise OptionError("hfedf: auto-encoder embeddings are standardised, so embedding_scale has no effect. Remove it.")
     step = ServerOptimizer(
         "hfedf", server_optimizer, server_lr, server_weight_decay, server_momentum, server_clip, server_eps, trunk_rate
     )

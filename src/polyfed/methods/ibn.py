@@ -42,7 +42,7 @@ class IBN(nn.Module):
 
 
 def first_norms(model: nn.Module) -> list[nn.Module]:
-    """The first batch norm of every block in stages 1 to 3 of a ResNet; empty for other networks."""
+    """Return the first batch norm of every block in stages 1 to 3 of a ResNet; empty for other networks."""
     stages = [module for path, module in model.named_modules() if path.rpartition(".")[2] in RESNET_STAGES]
     blocks = [block for stage in stages for block in stage.children()]
     firsts = [next((m for m in block.modules() if isinstance(m, BatchNorm)), None) for block in blocks]
@@ -83,8 +83,8 @@ def ibn(where: str | tuple[str, ...] = "auto") -> Method:
         y = [ IN(x[: C/2]), BN(x[C/2 :]) ]        for the first norm of each residual block in stages 1, 2 and 3
 
     Args:
-        where: auto (first norm of each block in stages 1 to 3 of a ResNet, otherwise the first half of the batch norms), all, a stage, or a list of
-            stages or name patterns, of which every batch norm is split.
+        where: auto (first norm of each block in stages 1 to 3 of a ResNet, otherwise the first half of the batch norms), all, a
+        stage, or a list of stages or name patterns, in which all batch norms are split.
 
     Reference:
         X. Pan et al. Two at Once: Enhancing Learning and Generalization Capacities via IBN-Net. ECCV 2018.

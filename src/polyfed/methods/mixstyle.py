@@ -21,10 +21,10 @@ RESNET_STAGES = ("layer1", "layer2", "layer3")
 
 
 def mixed(x: Tensor, share: Tensor, partner: Tensor) -> Tensor:
-    """Features with mixed styles; ``share`` holds each sample's lambda, ``partner`` the index of its partner."""
+    """Return features with mixed styles; ``share`` is lambda per sample, ``partner`` the index of its partner."""
     if math.prod(x.shape[2:]) < 2:
         raise ModelError(
-            f"mixstyle: features of shape {tuple(x.shape[1:])} have no spread over positions. Use larger inputs, or earlier places (after=...)."
+            f"mixstyle: features of shape {tuple(x.shape[1:])} have one position, so their standard deviation is undefined. Use larger inputs, or earlier places (after=...)."
         )
     axes = tuple(range(2, x.dim()))
     mean = x.mean(axes, keepdim=True).detach()
@@ -37,20 +37,20 @@ class MixAfter:
     """A forward hook that mixes the styles of a module's output while the whole model trains."""
 
     def __init__(self, model: nn.Module, p: float, alpha: float) -> None:
-        # The model's own mode counts, not the module's: a part may freeze a single layer (fixbn).
+        # Use the mode of the model, not of the module, because a part may freeze a single layer (fixbn).
         self.model, self.p, self.alpha = model, p, alpha
 
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
         if not self.model.training or float(torch.rand(())) >= self.p:
             return None
-        exact = torch.promote_types(output.dtype, torch.float32)  # there is no Beta in half precision
+        exact = torch.promote_types(output.dtype, torch.float32)  # torch has no Beta distribution in half precision
         alpha = torch.tensor(self.alpha, dtype=exact, device=output.device)
         share = torch.distributions.Beta(alpha, alpha).sample((len(output),)).to(output.dtype)
         return mixed(output, share, torch.randperm(len(output), device=output.device))
 
 
 def places(model: nn.Module, after: str | tuple[str, ...]) -> list[str]:
-    """The paths of the modules after which styles are mixed."""
+    """Return the paths of the modules after which styles are mixed."""
     paths = [path for path, _ in model.named_modules() if path]
     stages = stages_of(model)
     names = (after,) if isinstance(after, str) else tuple(after)
@@ -70,10 +70,10 @@ def places(model: nn.Module, after: str | tuple[str, ...]) -> list[str]:
 
 
 def first_blocks(model: nn.Module) -> list[str]:
-    """The last module of each of the first convolutional blocks: a convolution with the norm and activation right behind it."""
+    """Return the last module of each of the first convolutional blocks: a convolution with its norm and activation."""
     convolutions = [path for path, module in model.named_modules() if layer_family(module) == "convolution" and path]
     if not convolutions:
-        raise ModelError(f"mixstyle: {type(model).__name__} has no convolution, so there are no maps to mix the styles of.")
+        raise ModelError(f"mixstyle: {type(model).__name__} has no convolution, so it has no feature maps to mix.")
     return [_end_of_block(model, path) for path in (convolutions[:-1] or convolutions)[:3]]
 
 

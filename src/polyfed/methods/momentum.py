@@ -19,7 +19,7 @@ def momentum(keep: str = "none") -> Method:
 
         v <- m * v + gradient      w <- w - lr * v
         none:    v = 0 at the start of each round
-        local:   v_k is what client k had at the end of its last round
+        local:   v_k is the value of client k at the end of its last round
         global:  v <- sum_k p_k v_k, sent with the model
 
     Args:

@@ -16,7 +16,7 @@ from polyfed.models.layers.surgery import add_missing_biases, replace_batch_norm
 
 @dataclass(frozen=True)
 class SwapNorm(Part):
-    """Replace every batch norm by what ``make`` makes of its number of channels."""
+    """Replace every batch norm by ``make(channels)``."""
 
     part: str
     make: Callable[[int], nn.Module]
@@ -44,7 +44,7 @@ class ToGroupNorm(Part):
 
         model = SwapNorm("group_norm", make)(model)
         if isinstance(self.groups, tuple) and count != len(self.groups):
-            raise OptionError(f"group_norm: {len(self.groups)} numbers of groups are given, but the model has {count} batch norms.")
+            raise OptionError(f"group_norm: groups has {len(self.groups)} numbers, but the model has {count} batch norms.")
         return model
 
     def _groups_of(self, layer: int, channels: int) -> int:
@@ -124,7 +124,7 @@ def instance_norm() -> Method:
 def no_norm() -> Method:
     """Remove batch norm.
 
-        y = x        convolutions and linear layers that had no bias because a norm followed them get one of zeros
+        y = x        convolutions and linear layers without bias before a norm get a zero bias
 
     Reference:
         FedAvg without BN in W. Zhuang and L. Lyu. FedWon: Triumphing Multi-domain Federated Learning Without Normalization.

@@ -22,25 +22,25 @@ PARTS: dict[str, Select] = {"batch_norm": batch_norm, "head": head, "bn_affine":
 
 
 def selection(text: str) -> Select:
-    """A part of the model by its kind, or by a pattern of names such as ``layer4.*``."""
+    """Select a part of the model by entry kind, or by a name pattern such as ``layer4.*``."""
     if text in PARTS:
         return PARTS[text]
     if isinstance(text, str) and any(sign in text for sign in "*?["):
         return Select(f"entry named {text}", names=(text,))
     raise OptionError(
-        f"partialfed_fix: skip cannot name {text!r}. It takes {', '.join(PARTS)}, and patterns of names with * such as 'layer4.*'."
+        f"partialfed_fix: skip cannot contain {text!r}. Use {', '.join(PARTS)}, or name patterns with * such as 'layer4.*'."
     )
 
 
 @register(shows=("skip",))
 def partialfed_fix(skip: tuple[str, ...] = ("batch_norm", "head")) -> Method:
-    """Upload everything, load everything but some layers.
+    """Upload all layers, but load only some of them.
 
         theta_k^{start, l} = A^l theta_glob^l + (1 - A^l) theta_k^{previous round, l},    A^l in {0, 1} set by hand, the same for all clients
         theta_glob <- sum_k p_k theta_k      all layers, loaded or not
 
     Args:
-        skip: what clients do not load: batch_norm, head, bn_affine, bn_statistics, and patterns of names such as layer4.*; () is FedAvg.
+        skip: layers that clients do not load: batch_norm, head, bn_affine, bn_statistics, or patterns such as layer4.*; () is FedAvg.
 
     Reference:
         B. Sun et al. PartialFed: Cross-Domain Personalized Federated Learning via Partial Initialization. NeurIPS 2021.
@@ -62,7 +62,7 @@ LOAD = 0
 
 
 class Mixed(dict[str, Tensor]):
-    """The state that a client starts from; ``sent`` is the server's payload."""
+    """Initial state of a client; ``sent`` is the server's payload."""
 
     sent: Mapping[str, Tensor]
 
@@ -72,7 +72,7 @@ def layer_of(name: str) -> str:
 
 
 def layers_of(client: Client) -> list[str]:
-    """All modules with entries of their own, in the order of the state."""
+    """Return all modules that directly contain entries, in the order of the state."""
     return list(dict.fromkeys(layer_of(name) for name in client.bench.live))
 
 
@@ -90,7 +90,7 @@ def mix(client: Client, entries: Mapping[str, Tensor]) -> Mixed:
 
 @dataclass(frozen=True)
 class LearnStrategy(Part):
-    """Learn the logits with the weights as they are, then start from the model they choose."""
+    """Learn the logits with fixed weights, then start from the model that they select."""
 
     share: float
     lr: float
@@ -120,16 +120,16 @@ class LearnStrategy(Part):
 
 
 def temperature(client: Client) -> float:
-    """1.0 in the first round, 0.1 in the last."""
+    """Return the temperature: 1.0 in the first round, 0.1 in the last."""
     return 1.0 - 0.9 * (client.round - 1) / max(client.rounds - 1, 1)
 
 
 def between(client: Client, sent: Mapping[str, Tensor], own: Mapping[str, Tensor], z: Tensor) -> dict[str, Tensor]:
-    """The state between what was sent (z = 1) and the client's own (z = 0), layer by layer; gradients reach z through parameters."""
+    """Interpolate each layer between the received state (z = 1) and the client's (z = 0); parameters pass gradients to z."""
     place = {layer: index for index, layer in enumerate(layers_of(client))}
     state: dict[str, Tensor] = {}
     for name, live in client.bench.live.items():
-        # Copies, since layers write into buffers.
+        # Copies, since layers write to buffers.
         value = live.detach().clone()
         if name in sent and name in own and value.is_floating_point():
             weight = z[place[layer_of(name)]].to(value.dtype)
@@ -160,7 +160,7 @@ def partialfed_adaptive(share: float = 0.2, strategy_lr: float = 0.1) -> Method:
     if not 0 <= share <= 1:
         raise OptionError(f"partialfed_adaptive: share must be between 0 and 1, got {share}.")
     if strategy_lr <= 0:
-        raise OptionError(f"partialfed_adaptive: strategy_lr must be positive, found {strategy_lr}.")
+        raise OptionError(f"partialfed_adaptive: strategy_lr must be positive, got {strategy_lr}.")
     if share == 0:
         return Method("partialfed_adaptive")
     return Method(

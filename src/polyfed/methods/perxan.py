@@ -17,7 +17,7 @@ from polyfed.methods.guiding import Guide
 from polyfed.models.layers.norms import put_xan
 from polyfed.models.layers.surgery import Where, places_named
 
-# The names below are attributes of polyfed's own XAN layer, so no name of a user's model decides anything.
+# The names below are attributes of polyfed's XAN layer, so names in a user's model have no effect.
 batch_sides = Select("batch side of XAN", layers=frozenset({"batch_norm"}), names=("*batch_side.*",))
 MIXING: dict[str, tuple[Rule, ...]] = {
     "bn_only": (upload_only(Select("batch score of XAN", frozenset({MIX}), frozenset({"xan"}), ("*score_bn",))),),
@@ -33,10 +33,10 @@ CHOICES = {
 XAN_OPTIONS: Mapping[str, str] = {
     "where": "all, first_two (ResNet), first_dense (DenseNet), a stage, or a list of stages or name patterns.",
     "rest": "batch norms that are not replaced: local or shared.",
-    "mix_local": "scores that are personal: bn_only, both or none.",
-    "in_init": "what the affine of instance norm starts from: copy_bn or ones.",
+    "mix_local": "local scores: bn_only, both or none.",
+    "in_init": "initial affine of instance norm: copy_bn or ones.",
     "instance_score": "initial score of the instance side; that of the batch side is 1.",
-    "tiny_maps": "maps of one position, where instance norm is undefined: error or skip.",
+    "tiny_maps": "feature maps with one position, for which instance norm is undefined: error or skip.",
 }
 
 
@@ -58,7 +58,7 @@ class ToXAN(Part):
 def assembled(
     name: str, where: str | tuple[str, ...], rest: str, mix_local: str, in_init: str, instance_score: float, tiny_maps: str
 ) -> Method:
-    """The method of that name: XAN at some places, and the batch side uploaded but never sent back."""
+    """Return the named method: XAN at some places, with the batch side uploaded but never sent back."""
     for option, value in {"rest": rest, "mix_local": mix_local, "in_init": in_init, "tiny_maps": tiny_maps}.items():
         require_choice(name, option, value, CHOICES[option])
     places_named(where, name)
@@ -66,7 +66,7 @@ def assembled(
         name,
         surgery=(ToXAN(where, in_init, instance_score, tiny_maps, name),),
         sharing=(upload_only(batch_norm if rest == "local" else batch_sides), *MIXING[mix_local]),
-        facts=Facts(batch_norm=True, client_state=True, extra_work="an instance norm next to each replaced batch norm"),
+        facts=Facts(batch_norm=True, client_state=True, extra_work="one instance norm per replaced batch norm"),
     )
 
 
@@ -79,7 +79,7 @@ def perxan(
     instance_score: float = 1.0,
     tiny_maps: str = "error",
 ) -> Method:
-    """Mix instance norm and batch norm; share the instance side, keep the batch side personal.
+    """Mix instance norm and batch norm; share the instance side, keep the batch side local.
 
         XAN(x) = w_in * IN(x) + w_bn * BN(x),   (w_in, w_bn) = softmax(score_in, score_bn)
 
@@ -100,7 +100,7 @@ def gperxan(  # noqa: D417 (the other options: XAN_OPTIONS)
     instance_score: float = 1.0,
     tiny_maps: str = "error",
 ) -> Method:
-    """PerXAN with features guided by the classifier the server sent.
+    """PerXAN with features guided by the classifier from the server.
 
         XAN(x) = w_in * IN(x) + w_bn * BN(x),   (w_in, w_bn) = softmax(score_in, score_bn)
         loss_i = l(h_i(g_i(x)), y) + guide * l(h_received(g_i(x)), y)
@@ -113,7 +113,7 @@ def gperxan(  # noqa: D417 (the other options: XAN_OPTIONS)
         Federated Domain Generalization. CVPR 2024.
     """
     if guide < 0:
-        raise OptionError(f"gperxan: guide must not be negative, found {guide}.")
+        raise OptionError(f"gperxan: guide must not be negative, got {guide}.")
     base = assembled("gperxan", where, rest, mix_local, in_init, instance_score, tiny_maps)
     work = f"{base.facts.extra_work}; one more head pass per step"
     return (

@@ -25,7 +25,7 @@ UPDATES = ("sequential", "joint")
 
 @dataclass(frozen=True)
 class SequentialRound(GeneratedRound):
-    """Clients one after the other; the hypernetwork takes a step after each."""
+    """Train one client after the other; the hypernetwork takes a step after each."""
 
     def __call__(self, server: Server) -> Exchange[None]:
         maker = self.generation.generator(server)
@@ -63,7 +63,7 @@ def pfedhn(  # noqa: D417 (the other options: HYPERNETWORK_OPTIONS)
     server_clip: float = 50.0,
     memory_share: float = 0.5,
 ) -> Method:
-    """Generate every client's model with a hypernetwork, trained on one client after the other.
+    """Generate every client's model with a hypernetwork that is trained on one client after the other.
 
         theta_i = h(nu_i; phi)                sent to client i, which returns theta_i'
         (phi, nu_i) <- step of the server optimizer along J_i^T (theta_i - theta_i')      after each client

@@ -15,8 +15,8 @@ def train_alone(server: Server) -> Exchange[None]:
     yield server.request("train", server.sample_clients())
 
 
-def every_model(server: Server) -> Exchange[Newcomer]:
-    """Each client's model; their scores are averaged."""
+def client_models(server: Server) -> Exchange[Newcomer]:
+    """Return each client's model; their scores are averaged."""
     states = yield from client_states(server)
     return Newcomer([(1 / len(states), state) for state in states.values()], score="mean_of_models")
 
@@ -33,7 +33,7 @@ def local() -> Method:
         Generalization. 2024.
     """
     rules = (keep_local(everything), Rule(momentum_buffers, keep=True, optional=True))
-    return Method("local", sharing=rules, round=train_alone, newcomer=every_model, facts=Facts(client_state=True, messages="0"))
+    return Method("local", sharing=rules, round=train_alone, newcomer=client_models, facts=Facts(client_state=True, messages="0"))
 
 
 def _pool(federation: Federation) -> Federation:

@@ -20,7 +20,7 @@ from polyfed.errors import OptionError
 
 @dataclass(frozen=True)
 class EveryUpload(Select):
-    """All entries, optimizer buffers too, should they be uploaded."""
+    """Selects all uploaded entries, including optimizer buffers."""
 
     def matches(self, entry: Entry) -> bool:
         return True
@@ -34,7 +34,7 @@ def _counting(clients: Sequence[Mapping[str, Tensor]], weights: Sequence[float])
 
 
 class CoordinateReducer(CollectedReducer):
-    """Reduce each coordinate by itself, over the clients that sent the entry; integers take the maximum."""
+    """Reduce each coordinate separately over the clients that sent the entry; integers use the maximum."""
 
     def combine(
         self, clients: Sequence[Mapping[str, Tensor]], weights: Sequence[float], reference: Mapping[str, Tensor]
@@ -48,7 +48,7 @@ class CoordinateReducer(CollectedReducer):
         return reduced
 
     def reduced(self, rows: Tensor, weights: Sequence[float]) -> Tensor:
-        """Return one value for each column; a row is a client's."""
+        """Return one value per column; each row is a client."""
         raise NotImplementedError
 
 
@@ -63,7 +63,7 @@ class Median(CoordinateReducer):
 def median() -> Method:
     """Take the coordinate-wise median of the clients' models.
 
-        w_j <- median over clients k of (w_k)_j          of an even number: the mean of the two middle values
+        w_j <- median over clients k of (w_k)_j          for an even number of clients: the mean of the two middle values
 
     Reference:
         D. Yin et al. Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates. ICML 2018.
@@ -96,7 +96,7 @@ def cut_at_each_end(share: float, count: int) -> int:
 
 @register(shows=("share",))
 def trimmed_mean(share: float = 0.1) -> Method:
-    """Average without the extreme values at each coordinate.
+    """Average without the extreme values of each coordinate.
 
         w_j <- mean over the remaining clients of (w_k)_j, after discarding the ceil(share * K) largest and smallest values at j
 
@@ -114,7 +114,7 @@ def trimmed_mean(share: float = 0.1) -> Method:
 
 @dataclass(frozen=True)
 class Krum(CollectedReducer):
-    """The mean of the clients of lowest score."""
+    """Reduce to the mean of the clients with the lowest scores."""
 
     faulty: int
     keep: int
@@ -129,20 +129,20 @@ class Krum(CollectedReducer):
         return reduction.finish()
 
     def chosen(self, clients: Sequence[Mapping[str, Tensor]]) -> list[int]:
-        """Places of the chosen clients, in the order they came."""
+        """Return the positions of the selected clients, in the given order."""
         if len(clients) <= self.keep:
             return list(range(len(clients)))
         scores = self.scores(squared_distances(clients))
         return sorted(scores.argsort(stable=True)[: self.keep].tolist())
 
     def scores(self, distances: Tensor) -> Tensor:
-        """For each client, the sum of squared distances to its nearest neighbours; the nearest of all is itself."""
+        """Return the sum of squared distances from each client to its nearest neighbours, excluding itself."""
         neighbours = max(1, len(distances) - self.faulty - 2)
         return distances.sort(dim=1).values[:, 1 : 1 + neighbours].sum(dim=1)
 
 
 def squared_distances(clients: Sequence[Mapping[str, Tensor]]) -> Tensor:
-    """Squared distances of all pairs, over the real entries that every client sent."""
+    """Return squared distances of all pairs, over the floating-point entries that every client sent."""
     total = torch.zeros(len(clients), len(clients), dtype=torch.float64)
     for name, value in clients[0].items():
         if value.is_floating_point() and all(name in entries for entries in clients):
@@ -171,14 +171,14 @@ def krum(faulty: int = 1, keep: int = 1) -> Method:
         w <- mean of the `keep` clients of lowest score
 
     Args:
-        faulty: how many clients may be faulty.
-        keep: how many clients are averaged; 1 is Krum, more is Multi-Krum.
+        faulty: number of faulty clients to tolerate.
+        keep: number of clients to average; 1 is Krum, more is Multi-Krum.
 
     Reference:
         P. Blanchard et al. Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent. NeurIPS 2017.
     """
     if faulty < 0 or keep < 1:
-        raise OptionError(f"krum: faulty is 0 or more and keep 1 or more, found faulty={faulty}, keep={keep}.")
+        raise OptionError(f"krum: faulty must be at least 0 and keep at least 1, got faulty={faulty}, keep={keep}.")
     rule = ChooseClients(every_upload, reduce=Krum(faulty, keep))
     facts = Facts(extra_work="the server holds every reply and compares all pairs")
     return Method("krum", sharing=(rule,), standalone=False, facts=facts)

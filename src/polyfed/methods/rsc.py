@@ -15,7 +15,7 @@ from polyfed.errors import OptionError
 
 
 def challenge(head: nn.Module, features: Tensor, y: Tensor, feature_share: float, batch_share: float) -> Tensor:
-    """The mask of ones and zeros that features are multiplied by."""
+    """Return the mask of ones and zeros for the features."""
     z = features.detach().requires_grad_(True)
     rows = torch.arange(len(y), device=y.device)
     with torch.enable_grad():
@@ -34,7 +34,7 @@ def challenge(head: nn.Module, features: Tensor, y: Tensor, feature_share: float
 
 @dataclass(frozen=True)
 class SelfChallenging(Part):
-    """The loss of the run on features without those that decide most."""
+    """Loss on features without the most influential ones."""
 
     feature_share: float
     batch_share: float
@@ -52,7 +52,7 @@ class SelfChallenging(Part):
 
 @register
 def rsc(features: float = 1 / 3, batch: float = 1 / 3) -> Method:
-    """Mute the most predictive features, so that the network also learns from the others.
+    """Mute the most influential features, so that the others learn too.
 
         z: the head's input, h: the head
         G        = d( sum_i h(z)_i[y_i] ) / dz
@@ -63,7 +63,7 @@ def rsc(features: float = 1 / 3, batch: float = 1 / 3) -> Method:
 
     Args:
         features: fraction of each sample's features that is muted; 0 disables it.
-        batch: fraction of the batch with muted features: the samples that lose most; 0 disables it.
+        batch: fraction of the batch with muted features: the samples whose probability decreases most; 0 disables it.
 
     Reference:
         Z. Huang et al. Self-Challenging Improves Cross-Domain Generalization. ECCV 2020.

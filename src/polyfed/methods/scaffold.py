@@ -25,18 +25,18 @@ CONTROL, CHANGE, MEMORY = "scaffold_control", "scaffold_change", "scaffold"
 
 
 def send_control(server: Server, _: str) -> dict[str, Tensor]:
-    """The server's control variate; empty while it is zero."""
+    """Return the server's control variate; empty while it is zero."""
     return dict(server.persistent(MEMORY, dict))
 
 
 def controls(client: Client) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-    """The server's control variate and this client's own."""
+    """Return the control variates of the server and of this client."""
     return client.extras[CONTROL], client.memory.get(MEMORY, {})
 
 
 @dataclass(frozen=True)
 class CorrectDrift(Part):
-    """gradient <- gradient - c_k + c."""
+    """Set gradient <- gradient - c_k + c."""
 
     stage = "correct"
     reads_data = False
@@ -51,24 +51,23 @@ class CorrectDrift(Part):
                 parameter.grad.sub_(own[name])
 
     def check(self, bench: Workbench) -> None:
-        """The change of a model shows its mean gradient only under SGD that starts afresh."""
+        """Require SGD without carried-over momentum; otherwise the change of a model does not reveal its mean gradient."""
         require_exchange(bench, "scaffold")
         if bench.settings.optimizer != "sgd":
             raise SettingError(
-                f"scaffold derives gradients from SGD's steps, but the optimizer is {bench.settings.optimizer}. Use --optimizer sgd."
+                f"scaffold derives gradients from the steps of SGD, but the optimizer is {bench.settings.optimizer}. Use --optimizer sgd."
             )
         entries = bench.plan.entries
         for phase in bench.plan.phases.values():
             if any(entries[name].kind == MOMENTUM and (travel.up or travel.keep) for name, travel in phase.travels.items()):
                 raise JoinError(
-                    f"{bench.method}: scaffold derives gradients from a round's steps, which carried-over momentum mixes with older ones.  "
-                    'Use momentum(keep="none").'
+                    f'{bench.method}: scaffold derives gradients from the steps of a round, which carried-over momentum would distort. Use momentum(keep="none").'
                 )
 
 
 @declare(reads_data=False)
 def renew_control(client: Client) -> dict[str, Any]:
-    """c_k+ by option II: kept here, and its change sent."""
+    """Compute c_k+ by option II, store it here, and return its change."""
     shared, own = controls(client)
     far = own_steps(client) * client.lr
     if far == 0:
@@ -108,14 +107,14 @@ def scaffold(server_lr: float = 1.0) -> Method:
                  c <- c + sum over the round's clients of P_k (c_k+ - c_k),   P_k = weight among all clients
 
     Args:
-        server_lr: how far the server goes towards the mean; 1 takes the mean.
+        server_lr: step of the server towards the mean; 1 sets the mean.
 
     Reference:
         S. P. Karimireddy et al. SCAFFOLD: Stochastic Controlled Averaging for Federated Learning. ICML 2020. Algorithm 1,
         option II.
     """
     if server_lr <= 0:
-        raise OptionError(f"scaffold: server_lr must be positive, found {server_lr}.")
+        raise OptionError(f"scaffold: server_lr must be positive, got {server_lr}.")
     return Method(
         "scaffold",
         send_extras={CONTROL: send_control},
@@ -128,6 +127,6 @@ def scaffold(server_lr: float = 1.0) -> Method:
             client_state=True,
             data_derived_uploads="changes of control variates (model-shaped mean gradients, each round)",
             granularity="aggregate",
-            extra_work="one addition per gradient and step",
+            extra_work="one addition to each gradient per step",
         ),
     )

@@ -17,7 +17,7 @@ from polyfed.errors import JoinError, OptionError
 
 
 def exchanged_parameters(plan: Plan, round_number: int) -> tuple[str, ...]:
-    """Trainable parameters that are sent and uploaded in a round: those whose change the server can see."""
+    """Return the trainable parameters that are sent and uploaded in a round, whose change the server can compute."""
     travels = plan.at(round_number).travels
     return tuple(n for n, entry in plan.entries.items() if entry.trainable and travels[n].up and travels[n].down)
 
@@ -34,7 +34,7 @@ def _pseudo_gradient(server: Server, aggregate: Mapping[str, Tensor]) -> dict[st
 
 @dataclass(frozen=True)
 class ServerMomentum(Part):
-    """v <- momentum * v + g, w <- w - lr * v."""
+    """Set v <- momentum * v + g, w <- w - lr * v."""
 
     momentum: float
     lr: float
@@ -55,7 +55,7 @@ class ServerMomentum(Part):
 
 @dataclass(frozen=True)
 class AdaptiveStep(Part):
-    """w <- w - lr * m / (sqrt(v) + tau); ``second`` makes the next v from v, the squared pseudo-gradient and beta2."""
+    """Set w <- w - lr * m / (sqrt(v) + tau); ``second`` computes the next v from v, the squared pseudo-gradient and beta2."""
 
     part: str
     second: Callable[[Tensor, Tensor, float], Tensor]
@@ -66,7 +66,7 @@ class AdaptiveStep(Part):
 
     def __post_init__(self) -> None:
         if self.lr <= 0 or self.tau <= 0:
-            raise OptionError(f"{self.part}: lr and tau must be positive, found lr={self.lr}, tau={self.tau}.")
+            raise OptionError(f"{self.part}: lr and tau must be positive, got lr={self.lr}, tau={self.tau}.")
         if not 0 <= self.beta1 < 1 or not 0 <= self.beta2 <= 1:
             raise OptionError(
                 f"{self.part}: beta1 must be in [0, 1) and beta2 in [0, 1], got beta1={self.beta1}, beta2={self.beta2}."
@@ -155,7 +155,7 @@ def fedadagrad(lr: float = 0.1, beta1: float = 0.0, tau: float = 0.001) -> Metho
 
     Args:
         lr: learning rate of the server.
-        beta1: decay of the mean of pseudo-gradients; 0 uses only the latest.
+        beta1: decay of the mean of pseudo-gradients; 0 uses only the last one.
         tau: added to the root; larger is less adaptive.
 
     Reference:
@@ -176,7 +176,7 @@ def fedyogi(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: floa
     Args:
         lr: learning rate of the server.
         beta1: decay of the mean of pseudo-gradients.
-        beta2: 1 - beta2 bounds the change of the second moment; 1 keeps the initial value.
+        beta2: 1 minus the rate of change of the second moment; 1 keeps the initial value.
         tau: added to the root; larger is less adaptive.
 
     Reference:

@@ -21,8 +21,8 @@ from polyfed.errors import JoinError, TooFewReplies
 REQUEST = "static_bn_statistics"
 
 
-def own_statistics(client: Client, payload: Payload) -> Payload:
-    """The mean over batches of the batch statistics of this client's training data, and the number of batches."""
+def local_statistics(client: Client, payload: Payload) -> Payload:
+    """Return the mean of the batch statistics of this client's training data, and the number of batches."""
     client.receive(payload.entries)
     images = (client.data.train.batch(chunk)[0].to(client.bench.device) for chunk in _chunks(client))
     estimate_statistics(client.model, map(client.bench.preparation.for_testing, images), "batches")
@@ -31,7 +31,7 @@ def own_statistics(client: Client, payload: Payload) -> Payload:
 
 
 def _chunks(client: Client) -> list[Tensor]:
-    """All positions in shuffled batches; a last one of a single sample joins the batch before it."""
+    """Yield all positions in shuffled batches; a last batch of one sample is merged into the previous one."""
     order = torch.randperm(len(client.data.train), generator=client.generator)
     chunks = list(torch.split(order, client.bench.settings.batch_size))
     if len(chunks) > 1 and len(chunks[-1]) == 1:
@@ -44,13 +44,13 @@ def all_statistics(context: RequestContext) -> list[str]:
 
 
 def merged(server: Server, replies: Replies) -> dict[str, Tensor]:
-    """The clients' statistics, weighted by the batches each has seen; counters are summed."""
+    """Return the mean of the clients' statistics, weighted by their number of batches; counters are summed."""
     known = server.plan.entries
     sums: dict[str, Tensor] = {}
     batches: dict[str, Tensor] = {}
     for reply in replies:
         if any(known[name].kind == COUNTER and int(value) < 1 for name, value in reply.entries.items()):
-            server.reject(reply.client, "it has statistics of no batch")
+            server.reject(reply.client, "its statistics are of zero batches")
             continue
         for name, value in reply.entries.items():
             if known[name].kind == COUNTER:
@@ -79,7 +79,7 @@ class ReEstimate(Part):
         server.memory["static_bn"] = present
 
     def check(self, bench: Workbench) -> None:
-        """No other part may decide over the statistics, nor score a model whose statistics are not estimated yet."""
+        """Reject parts that also set the statistics, or that score a model before its statistics are estimated."""
         if any(declared(hook).runs_evaluation for hook in bench.method.before_training):
             raise JoinError(
                 "static_bn estimates statistics for evaluations only, so models cannot be scored at the start of a round. Use only one of the two."
@@ -87,9 +87,7 @@ class ReEstimate(Part):
         entries = bench.plan.entries.values()
         for rule in bench.plan.rules:
             if rule.part != "static_bn" and any(bn_statistics.matches(e) and rule.select.matches(e) for e in entries):
-                raise JoinError(
-                    f"{rule.part or 'a rule'} and static_bn both decide what happens to batch-norm statistics. Use only one of them."
-                )
+                raise JoinError(f"{rule.part or 'a rule'} and static_bn both set batch-norm statistics. Use only one of them.")
 
 
 @register
@@ -108,7 +106,7 @@ def static_bn() -> Method:
         "static_bn",
         sharing=(Rule(bn_statistics, up=False),),
         before_evaluation=(ReEstimate(),),
-        answers={REQUEST: own_statistics},
+        answers={REQUEST: local_statistics},
         reply_entries={REQUEST: all_statistics},
         facts=Facts(batch_norm=True, extra_work="one pass over the training data for each evaluation"),
     )

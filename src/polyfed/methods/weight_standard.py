@@ -42,7 +42,7 @@ KINDS: dict[type[nn.modules.conv._ConvNd], type[_UnitConv]] = {nn.Conv1d: UnitCo
 
 @dataclass(frozen=True)
 class StandardiseWeights(Part):
-    """Replace every convolution by one that standardises its weights; the parameters and their names stay."""
+    """Replace every convolution by one that standardises its weights, with the same parameters and names."""
 
     stage = "convolution"
 
@@ -56,7 +56,7 @@ class StandardiseWeights(Part):
         return model
 
     def wanted(self, module: nn.Module) -> bool:
-        """Whether it is a plain convolution whose filters hold more than one weight."""
+        """Return True for a plain convolution with more than one weight per filter."""
         return is_plain(module) and isinstance(module, nn.modules.conv._ConvNd) and module.weight[0].numel() > 1
 
     def converted(self, convolution: nn.Module) -> nn.Module:
@@ -75,7 +75,7 @@ class StandardiseWeights(Part):
 
 @register
 def weight_standard() -> Method:
-    """Standardise the weights of every convolution; combine with a norm: group_norm(groups=2) + weight_standard.
+    """Standardise the weights of every convolution, in combination with a norm: group_norm(groups=2) + weight_standard.
 
         W_hat_i = (W_i - mean(W_i)) / (std(W_i) + 1e-5)      per output filter i, over (input channels, positions)
         y = conv(x, W_hat) + b

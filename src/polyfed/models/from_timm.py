@@ -99,7 +99,7 @@ def offline_if_unreachable() -> Iterator[str]:
 
 
 def _hub_problem(hub: str) -> str:
-    """Return why a hub cannot be reached; empty if it can."""
+    """Return the reason why a hub cannot be reached, or an empty string."""
     from huggingface_hub import get_session
 
     try:

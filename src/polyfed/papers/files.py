@@ -260,7 +260,7 @@ def _methods(name: str, written: Any) -> dict[str, Any]:
 
 def _part(where: str, written: Mapping[str, Any], document: Mapping[str, Any]) -> Part:
     _refuse(where, written, _OF_PART)
-    base = _liked(written["like"]) if "like" in written else None
+    base = _part_of_other_item(written["like"]) if "like" in written else None
     columns = tuple(map(_column, written["columns"])) if "columns" in written else base.columns if base else ()
     own = {**with_tuples(document.get("settings", {})), **with_tuples(written.get("settings", {}))}
     _refuse(where, own, setting_names())
@@ -293,7 +293,7 @@ def _form_of(form: str, base: Part | None, document: Mapping[str, Any], written:
     return {name: own.get(name, value) for name, value in liked.items()} | with_tuples(written.get(form, {}))
 
 
-def _liked(text: str) -> Part:
+def _part_of_other_item(text: str) -> Part:
     """Return a part of another experiment: ``paper/item`` or ``paper/item: part``."""
     name, _, wanted = (word.strip() for word in text.partition(":"))
     parts = read_item(name).parts

@@ -119,7 +119,7 @@ def _cells_of_row(item: PaperItem, part: Part, row: Row, form: Form) -> Iterator
             yield _cell_of_other(item, part, row, column, published, form)
             continue
         smaller = _smaller(item, part, form)
-        why = _why_not(part, row, column, published, form, smaller)
+        why = _missing_reason(part, row, column, published, form, smaller)
         settings = None if why or column.mean or column.over else settings_of(item, part, row, column, form)
         notes = [part.differs[key] for key in ("all", column.name, row.name) if key in part.differs]
         if settings is not None:
@@ -146,7 +146,7 @@ def _rate_notes(row: Row, settings: Settings) -> list[str]:
     return [f"learning rate not printed; {settings.lr:g} was chosen on validation data ({source})"]
 
 
-def _why_not(part: Part, row: Row, column: Column, published: Published, form: Form, smaller: Mapping[str, Any]) -> str:
+def _missing_reason(part: Part, row: Row, column: Column, published: Published, form: Form, smaller: Mapping[str, Any]) -> str:
     if not published.exists:
         return published.text
     if (part.missing or row.missing) and not form.planned:

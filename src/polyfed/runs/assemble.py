@@ -40,8 +40,8 @@ def build_data_set(data: Any, settings: Settings, recorded_shape: Sequence[int] 
     Args:
         data: The data.
         settings: Settings of the run.
-        recorded_shape: Input shape of a run that is opened again. If the run did not use the image size of its pretrained weights, the
-            images are not read at that size now.
+        recorded_shape: Input shape of a run that is opened again. If it is not the image size of the pretrained weights, images are
+        not read at the size of the weights.
     """
     if isinstance(data, DataSet):
         return data
@@ -257,7 +257,7 @@ def prepared_model(
     loaded = initial is not None and _load_initial(built, initial)
     with default_stream(settings.seed, "surgery"):
         for operate in method.surgery:
-            built = _operated(operate, built, federation.sample_input(), settings.head, method)
+            built = _after_surgery(operate, built, federation.sample_input(), settings.head, method)
     if method.surgery:
         check_output(built, federation)
     if initial is not None and not loaded and not _load_initial(built, initial):
@@ -278,7 +278,7 @@ def normalised_for(model: nn.Module, federation: Federation) -> Federation:
     return dataclasses.replace(federation, preparation=dataclasses.replace(federation.preparation, mean=mean, std=std))
 
 
-def _operated(
+def _after_surgery(
     operate: Surgery | HeadSurgery, model: nn.Module, sample: Tensor, named_head: str | None, method: Method
 ) -> nn.Module:
     if not declared(operate).needs_head:

@@ -170,7 +170,7 @@ class Predictions:
     Attributes:
         rows: For each readable image, its file (``image``), the predicted ``class`` (or the equivalent of the task), its
             ``probability``, and the ``probabilities`` of all classes.
-        noun: What the task predicts, for example ``class``.
+        noun: Noun for a prediction of the task, for example ``class``.
         model: The method and the client or newcomer model.
         unreadable: An error message for each image that could not be read.
     """

@@ -106,7 +106,7 @@ def why_this_model(requested: Settings, used: Settings, data: DataSet | Federati
 
 OBJECT_SETTINGS = ("optimizer", "loss", "schedule", "augment")
 REQUIRED_SETTINGS: Mapping[str, str] = {"backend": "process", "workers": "1", "compile": "off"}
-"""Settings that objects require, because other processes and compiled code cannot use them."""
+"""Settings that are required if objects are passed, because other processes and compiled code cannot use objects."""
 
 
 def split_objects(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,1 +1,1 @@
-"""Tasks: what is learned. One value decides targets, default loss, predictions and measures; one file for each task."""
+"""Tasks, one per file. A task defines targets, default loss, predictions and metrics."""

@@ -131,7 +131,7 @@ class Classification(Task):
             f"{100 * value:.1f} %"
             for value in (record["accuracy"], record["majority_rate"], record["balanced_accuracy"], 1 / occurring)
         )
-        return f"accuracy {accuracy}, that class {majority}, balanced accuracy {balanced} (chance {chance})"
+        return f"accuracy {accuracy}, baseline {majority}, balanced accuracy {balanced} (chance {chance})"
 
 
 class Scores(TaskScores):
@@ -321,9 +321,9 @@ def problem_with_class_counts(scores: Mapping[str, Any]) -> str:
     if not len(counts) == len(right) == len(answers):
         return "counts different numbers of classes"
     if sum(counts) != scores["count"] or sum(answers) != scores["count"] or sum(right) != scores["right"]:
-        return f"counts by class that do not add up to {scores['count']} test examples, {scores['right']} of them right"
+        return f"counts by class that do not add up to {scores['count']} test examples with {scores['right']} correct predictions"
     if any(r > min(n, a) for n, r, a in zip(counts, right, answers, strict=True)):
-        return "counts more right answers of a class than there are"
+        return "counts more correct predictions of a class than examples"
     matrix = scores.get("confusion")
     if matrix is not None and (
         [sum(row) for row in matrix] != list(counts)

@@ -58,7 +58,7 @@ def weighted_focal(
         class_counts: Training examples of each class over all clients.
     """
     if not (math.isfinite(gamma) and gamma >= 0):
-        raise OptionError(f"weighted_focal: gamma is {gamma}; it must be 0 or larger.")
+        raise OptionError(f"weighted_focal: gamma must be at least 0, got {gamma}.")
     return partial(_focal, gamma=gamma, alpha=_weights("weighted_focal", "alpha", alpha, class_counts))
 
 
@@ -84,12 +84,12 @@ def _weights(loss: str, option: str, chosen: str | tuple[float, ...], class_coun
         if class_counts is None or not total:
             raise DataError(f"{loss}: {option}='balanced' needs the number of training examples per class, which is not available.")
         return tuple(total / count if count else 0.0 for count in class_counts)
-    wanted = f"{loss}: {option} is {chosen!r}; it must be 'balanced' or a list with one weight per class"
+    wanted = f"{loss}: {option} must be 'balanced' or a list with one non-negative weight per class, got {chosen!r}."
     if isinstance(chosen, str):
-        raise OptionError(f"{wanted}.")
+        raise OptionError(wanted)
     numbers = isinstance(chosen, tuple) and all(isinstance(weight, int | float) for weight in chosen)
     if not numbers or not chosen or any(weight < 0 or not math.isfinite(weight) for weight in chosen):
-        raise OptionError(f"{wanted}, none below 0.")
+        raise OptionError(wanted)
     if class_counts is not None and len(class_counts) != len(chosen):
         raise OptionError(f"{loss}: {option} has {len(chosen)} weights, but the data has {len(class_counts)} classes.")
     return tuple(float(weight) for weight in chosen)
@@ -114,7 +114,7 @@ def binary_cross_entropy(positive: tuple[float, ...] = ()) -> Loss:
     """
     if any(not isinstance(weight, int | float) or not math.isfinite(weight) or weight < 0 for weight in positive):
         raise OptionError(
-            f"binary_cross_entropy: positive is {positive!r}; it must be a list with one weight per label, none below 0."
+            f"binary_cross_entropy: positive must be a list with one non-negative weight per label, got {positive!r}."
         )
     return partial(_binary_cross_entropy, positive=tuple(float(weight) for weight in positive))
 
@@ -143,7 +143,7 @@ def huber(delta: float = 1.0) -> Loss:
         delta: Error at which it changes from squared to absolute.
     """
     if not (math.isfinite(delta) and delta > 0):
-        raise OptionError(f"huber: delta is {delta}; it must be above 0.")
+        raise OptionError(f"huber: delta must be above 0, got {delta}.")
     return partial(_of_numbers, F.huber_loss, delta=delta)
 
 

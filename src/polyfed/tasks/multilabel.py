@@ -27,7 +27,7 @@ class MultiLabel(Task):
     default_loss = "binary_cross_entropy"
     measures = ("macro_f1", "accuracy", "exact_match", "micro_f1", "auroc")
     mark = "label_counts"
-    baseline = "always answering the more frequent value of each label"
+    baseline = "always predicting the more frequent value of each label"
 
     def chance_loss(self, outputs: int) -> float | None:
         return math.log(2)
@@ -91,7 +91,7 @@ class MultiLabel(Task):
         return not sum(record["label_right"]) or bool(record["accuracy"] < record["majority_rate"])
 
     def compared_with_baseline(self, record: Mapping[str, Any]) -> str:
-        return f"accuracy {100 * record['accuracy']:.1f} %, the more frequent answers {100 * record['majority_rate']:.1f} %"
+        return f"accuracy {100 * record['accuracy']:.1f} %, baseline {100 * record['majority_rate']:.1f} %"
 
 
 class LabelScores(TaskScores):
@@ -168,8 +168,8 @@ def _problem_with_counts(record: Mapping[str, Any]) -> str:
     if not len(having) == len(right) == len(given):
         return "counts different numbers of labels"
     if any(max(n, a) > record["count"] or r > min(n, a) for n, r, a in zip(having, right, given, strict=True)):
-        return "counts more answers of a label than there can be"
-    return "" if record["exact"] <= record["count"] else "counts more exact answers than there are examples"
+        return "counts more predictions of a label than possible"
+    return "" if record["exact"] <= record["count"] else "counts more exact predictions than examples"
 
 
 _RECORD = Record(

@@ -27,7 +27,7 @@ class Regression(Task):
     default_loss = "squared_error"
     measures = ("r2", "mean_absolute_error", "root_mean_squared_error")
     mark = "squared_errors"
-    baseline = "always answering the mean"
+    baseline = "always predicting the mean"
     min_main = -LARGEST
 
     def problem(self, targets: Tensor, classes: int | None = None) -> str:

@@ -87,7 +87,7 @@ class Segmentation(Task):
         return occurring > 1 and bool(record["accuracy"] <= record["majority_rate"] + 1e-9)
 
     def compared_with_baseline(self, record: Mapping[str, Any]) -> str:
-        return f"pixel accuracy {100 * record['accuracy']:.1f} %, that class {100 * record['majority_rate']:.1f} %"
+        return f"pixel accuracy {100 * record['accuracy']:.1f} %, baseline {100 * record['majority_rate']:.1f} %"
 
 
 def values_in(masks: Tensor) -> list[int]:

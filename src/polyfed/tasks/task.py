@@ -92,7 +92,7 @@ class Task(abc.ABC):
 
     Attributes:
         name: Name in settings, recipes and run folders.
-        noun: What the names in ``DataSet.classes`` are.
+        noun: Noun for the names in ``DataSet.classes``.
         targets: Description of its targets.
         default_loss: Loss of ``--loss auto``.
         default_model: Default model for user-supplied data.
@@ -110,7 +110,7 @@ class Task(abc.ABC):
     default_model: str = "small_cnn"
     measures: tuple[str, ...]
     mark: str
-    baseline: str = "always answering the most frequent class"
+    baseline: str = "always predicting the most frequent class"
     class_labels: bool = False
     min_main: float = 0.0
 
@@ -125,7 +125,7 @@ class Task(abc.ABC):
     # ------------------------------------------------------------------------------------------------------ targets
     @abc.abstractmethod
     def problem(self, targets: Tensor, classes: int | None = None) -> str:
-        """Return why these targets are invalid, as a verb phrase; empty if they are valid."""
+        """Return the reason why these targets are invalid, as a verb phrase, or an empty string."""
 
     @abc.abstractmethod
     def width(self, targets: Sequence[Tensor]) -> int:
@@ -149,7 +149,7 @@ class Task(abc.ABC):
         return []
 
     def problem_with_counts(self, counts: Sequence[int], samples: int, classes: int) -> str:
-        """Return why class counts are invalid for this number of examples; empty if they are valid."""
+        """Return the reason why class counts are invalid for this number of examples, or an empty string."""
         return f"{len(counts)} class_counts, but {self.name} has no classes" if counts else ""
 
     def strata(self, examples: HasTargets) -> Tensor:
@@ -212,7 +212,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def problem_with_record(self, record: Any) -> str:
-        """Return why something is not a score record of the task; empty if it is one."""
+        """Return the reason why something is not a score record of the task, or an empty string."""
 
     def headline(self, counts: ClassCounts, split: str = "training") -> Headline:
         """Choose the metric of ``--metric auto`` from the class counts of a split."""

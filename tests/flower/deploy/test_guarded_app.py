@@ -86,4 +86,4 @@ def test_scores_are_told_only_of_data_that_the_policy_and_the_run_name(folder: N
 
 def test_the_policys_least_samples_holds_for_what_the_partition_leaves(asked: Asking) -> None:
     few = dataclasses.replace(SETTINGS, partition="domain_parts(parts=1, out_of=5)")
-    assert "leaves it 4 training examples, but min_samples is 8" in asked(settings=few)["problem"]
+    assert "gives it 4 training examples, but min_samples is 8" in asked(settings=few)["problem"]

@@ -181,7 +181,7 @@ def test_a_partition_leaves_a_node_neither_few_examples_nor_another_account(serv
     with server.run(few) as run:
         for asked in (WireMessage(WHO_ARE_YOU), question()):
             said = run.refused(NODE, asked)
-            assert "examples, but min_samples is 8. Use a partition that leaves it more" in said
+            assert "examples, but min_samples is 8. Use a partition that gives it more" in said
             assert said == server.audited(NODE)[-1]
     account = server.deployed.folder / NODE / "privacy.jsonl"
     before = verify(account).lines if account.exists() else 0

@@ -1,1 +1,1 @@
-"""File formats: class folders, masks, digits, lists, pickles."""
+"""File formats: class folders, masks, digits, lists and pickles."""

@@ -170,12 +170,12 @@ def _no_bytes(unpickler: _Restricted, *arguments: Any) -> bytes:
     return b""
 
 
-def _never(unpickler: _Restricted, *_: Any) -> Any:
+def _reject_constructor(unpickler: _Restricted, *_: Any) -> Any:
     raise DataError("A pickle builds an array with a custom constructor; only plain NumPy arrays are loaded.")
 
 
 _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy", "ndarray"): _never,
+    ("numpy", "ndarray"): _reject_constructor,
     ("numpy", "dtype"): _dtype,
     ("numpy._core.multiarray", "_reconstruct"): _empty,
     ("numpy._core.multiarray", "scalar"): _scalar,

@@ -43,7 +43,7 @@ def read_labels(labels: Sequence[str], task_name: str, where: str) -> LabelColum
     """
     task = infer_task(labels) if task_name == AUTO else task_named(task_name)
     if task is CLASSIFICATION:
-        _require_some(labels, where)
+        _require_labels(labels, where)
         distinct = len(set(labels))
         if infer_task(labels) is REGRESSION and distinct > len(labels) / 2:
             raise DataError(
@@ -59,7 +59,7 @@ def read_labels(labels: Sequence[str], task_name: str, where: str) -> LabelColum
         rows = [tuple(float(name in present) for name in names) for present in sets]
         return LabelColumn(task, names, [SEPARATOR.join(present) for present in sets], rows)
     if task is REGRESSION:
-        _require_some(labels, where)
+        _require_labels(labels, where)
         numbers = [(_number(label, f"{where}, line {line}"),) for line, label in enumerate(labels, 2)]
         return LabelColumn(task, (VALUE,), [VALUE] * len(labels), numbers)
     raise OptionError(f"{where}: a table of labels supports classification, multilabel and regression, not {task.name}.")
@@ -79,7 +79,7 @@ def infer_task(labels: Sequence[str]) -> Task:
         return CLASSIFICATION
 
 
-def _require_some(labels: Sequence[str], where: str) -> None:
+def _require_labels(labels: Sequence[str], where: str) -> None:
     if "" in labels:
         raise DataError(f"{where}, line {labels.index('') + 2}: the label is missing. Add a label or remove the line.")
 

@@ -1,4 +1,4 @@
-"""Label skew: draw how many examples of each class every client receives, and then which ones."""
+"""Label skew: draw the number of examples per class and client, and then the examples themselves."""
 
 from __future__ import annotations
 

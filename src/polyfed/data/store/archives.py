@@ -109,7 +109,7 @@ class _TarTree(_ArchiveTree[tarfile.TarFile]):
     @cached_property
     def _members(self) -> dict[str, tarfile.TarInfo]:
         try:
-            members = _limited(self._archive, self.path)
+            members = _checked_count(self._archive, self.path)
             return {member.name.removeprefix("./"): member for member in members if member.isfile() and _is_shown(member.name)}
         except UNREADABLE as error:
             raise DataError(f"{self.path} is a damaged tar archive: {error}. Download the file again.") from error
@@ -141,7 +141,7 @@ class _ZipTree(_ArchiveTree[zipfile.ZipFile]):
 
     @cached_property
     def names(self) -> Sequence[str]:
-        infos = _limited(self._archive.infolist(), self.path)
+        infos = _checked_count(self._archive.infolist(), self.path)
         return sorted(info.filename for info in infos if not info.is_dir() and _is_shown(info.filename))
 
     def read(self, name: str) -> bytes:
@@ -176,7 +176,7 @@ class JoinedTree:
         return [identity for tree, members in by_tree.items() for identity in tree.identity(members)]
 
 
-def _limited(members: Iterable[T], path: Path) -> Iterator[T]:
+def _checked_count(members: Iterable[T], path: Path) -> Iterator[T]:
     for number, member in enumerate(members):
         if number >= MAX_MEMBERS:
             raise DataError(f"{path} contains more than {MAX_MEMBERS:,} files, which is too many for a data set.")

@@ -54,7 +54,7 @@ def _builder(name: str, issuer: Signed | None, key: ec.EllipticCurvePublicKey, d
     now, subject = datetime.datetime.now(datetime.UTC), _named(name)
     builder = x509.CertificateBuilder().subject_name(subject).public_key(key).serial_number(x509.random_serial_number())
     builder = builder.issuer_name(issuer.certificate.subject if issuer else subject)
-    # Valid since an hour ago, because clocks differ between machines.
+    # The validity starts an hour ago, because clocks differ between machines.
     builder = builder.not_valid_before(now - datetime.timedelta(hours=1)).not_valid_after(now + datetime.timedelta(days=days))
     unused = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only")
     signs = issuer is None

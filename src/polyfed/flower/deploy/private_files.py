@@ -15,7 +15,7 @@ OTHERS = 0o077
 LONGEST_SOCKET_PATH = 100
 
 
-class NotOurs(SettingError):
+class ForeignFolder(SettingError):
     """The folder belongs to another account."""
 
 
@@ -27,7 +27,7 @@ def private_folder(folder: Path) -> Path:
         raise SettingError(f"{folder} is a file. Pass a folder.") from error
     found = folder.stat()
     if found.st_uid != os.getuid():
-        raise NotOurs(f"{folder} belongs to another account. Choose another folder.")
+        raise ForeignFolder(f"{folder} belongs to another account. Choose another folder.")
     if found.st_mode & OTHERS:
         folder.chmod(PRIVATE_FOLDER)
     return folder
@@ -47,7 +47,7 @@ def socket_in(folder: Path, name: str) -> Path:
         folder = Path(tempfile.gettempdir()) / f"polyfed-{os.getuid()}"
     try:
         return private_folder(folder) / name
-    except NotOurs as error:
+    except ForeignFolder as error:
         problem = f"{folder} belongs to another account. Choose another folder with --node-config 'state=\"DIR\"'."
         raise ClientFailure(problem) from error
 

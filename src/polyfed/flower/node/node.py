@@ -144,11 +144,11 @@ class Node:
         return Encoder().encode(payload, control)
 
     def require_samples(self) -> None:
-        """Decline if the partition, which the server chooses, leaves so few examples that uploads would reveal single ones."""
+        """Decline if the partition, which the server chooses, assigns so few examples that uploads would reveal single ones."""
         if (found := len(self.data.train)) < self.min_samples:
             raise Declined(
-                f"Client {self.data.id} does not take part: the partition {plain_text(self.workplace.settings.partition)} leaves it {found} "
-                f"training examples, but min_samples is {self.min_samples}. Use a partition that leaves it more, such as domain."
+                f"Client {self.data.id} does not take part: the partition {plain_text(self.workplace.settings.partition)} gives it {found} "
+                f"training examples, but min_samples is {self.min_samples}. Use a partition that gives it more, such as domain."
             )
 
     def require_countable(self, question: str, extras: Mapping[str, Any]) -> None:

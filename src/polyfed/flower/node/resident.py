@@ -34,7 +34,7 @@ STARTED: list[subprocess.Popen[bytes]] = []
 
 
 def ask_resident(settings: str, config: Mapping[str, Any], wire_message: WireMessage) -> WireMessage:
-    """Pass a request to the resident process, starting it if necessary; if it dies meanwhile, try once more."""
+    """Pass a request to the resident process, starting it if necessary. If the process dies during the request, retry once."""
     address = socket_path(settings, config)
     problem = ""
     for _ in range(TRIES):

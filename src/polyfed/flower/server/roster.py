@@ -28,9 +28,9 @@ LONGEST_REASON = 500
 
 
 class ClientNames:
-    """Client names on a SuperLink that knows nodes only by number.
+    """Client names on a SuperLink that identifies nodes only by number.
 
-    A node that registers again gets another number. It may take over its client name once the previous number is offline.
+    A node that registers again gets a new number. It may take over its client name once the previous number is offline.
     """
 
     numbers_change = True
@@ -86,7 +86,7 @@ def _read_names(file: Path) -> dict[str, str]:
         raise RunFolderError(f"Cannot read {file} ({error}). Restore it from a backup.") from error
 
 
-class NodeAway(BadMessage):
+class NodeDisconnected(BadMessage):
     """The node missed its heartbeats; it may reconnect at any moment."""
 
 
@@ -180,7 +180,7 @@ class Roster:
                 if not reply.control.get("ok"):
                     raise BadMessage(reason_in(reply.control.get("problem")))
                 found[node] = Description.read(reply.control.get("description"))
-            except NodeAway as error:
+            except NodeDisconnected as error:
                 away[node] = str(error)
             except BadMessage as error:
                 problems[node] = str(error)
@@ -223,7 +223,7 @@ class Roster:
             is_free = self.nodes[described.client] not in online
             is_owner = self.names.owners().get(described.client) == self.names.node_name(node)
             if node not in problems and (is_free or is_owner):
-                log.info("Client %s is back.", described.client)
+                log.info("Client %s has reconnected.", described.client)
                 self.nodes[described.client] = node
             else:
                 problems.setdefault(node, f"{described.client} is already connected")
@@ -235,7 +235,7 @@ def read_reply(message: Message | None, node: int, timeout: float) -> WireMessag
     if message is None:
         raise BadMessage(f"it did not reply within {timeout:g} seconds")
     if message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE:
-        raise NodeAway(f"it was not connected when the request was sent: {reason_in(message.error.reason)}")
+        raise NodeDisconnected(f"it was not connected when the request was sent: {reason_in(message.error.reason)}")
     if message.has_error():
         return refusal(f"it replied with an error ({message.error.code}): {reason_in(message.error.reason)}")
     if message.metadata.src_node_id != node:

@@ -194,7 +194,7 @@ def _difference(usual: Description, other: Description) -> str:
         return f"{usual.client} has data for {usual.task}, {other.client} for {other.task}. All nodes need the same task."
     if other.classes != usual.classes:
         return (
-            f"{usual.client} has the classes {_few(usual.classes)}, {other.client} has {_few(other.classes)}. "
+            f"{usual.client} has the classes {_shortened(usual.classes)}, {other.client} has {_shortened(other.classes)}. "
             "All nodes need the same classes in the same order."
         )
     if other.input_shape != usual.input_shape:
@@ -214,6 +214,6 @@ def _difference(usual: Description, other: Description) -> str:
     )
 
 
-def _few(names: Sequence[str]) -> str:
+def _shortened(names: Sequence[str]) -> str:
     few = [*names[:5], *(["..."] if len(names) > 5 else [])]
     return f"{', '.join(few)} ({len(names)})"

@@ -110,7 +110,7 @@ def serve(place: Path, state: Any, tasks: threading.Semaphore) -> socketserver.T
 
 
 def answer(state: Any, tasks: threading.Semaphore, head: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
-    """Wait for a task, store an object or return one, with the calls that the Runtime makes."""
+    """Wait for a task, store an object or return one, with the same calls as the Runtime."""
     if "object" not in head:
         return {"task": tasks.acquire(timeout=LONGEST_WAIT)}, b""
     if "session" in head:

@@ -37,19 +37,19 @@ class ShorterSleep:
 
 def shorten_node() -> bool:
     """Shorten the waits of the SuperNode in this process. Return False if this Flower release differs."""
-    return _replace(NODE, "time", lambda _: ShorterSleep()) and _replace(NODE, "pull_objects", _sooner)
+    return _replace(NODE, "time", lambda _: ShorterSleep()) and _replace(NODE, "pull_objects", _with_shorter_waits)
 
 
 def shorten_clientapp() -> bool:
     """Shorten the waits of ClientApps in this process, which start before their message is complete."""
-    return _replace(CLIENTAPP, "pull_and_inflate_object_from_tree", _sooner)
+    return _replace(CLIENTAPP, "pull_and_inflate_object_from_tree", _with_shorter_waits)
 
 
 def shorten_server() -> bool:
-    return _replace(SERVER, "pull_objects", _sooner)
+    return _replace(SERVER, "pull_objects", _with_shorter_waits)
 
 
-def _sooner(pull: Callable[..., Any]) -> Callable[..., Any]:
+def _with_shorter_waits(pull: Callable[..., Any]) -> Callable[..., Any]:
     return functools.partial(pull, initial_backoff=FIRST_BACKOFF, backoff_cap=LONGEST_BACKOFF)
 
 

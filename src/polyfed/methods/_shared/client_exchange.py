@@ -16,7 +16,7 @@ from polyfed.core.server import Server
 from polyfed.errors import ClientFailure, DataError, JoinError
 
 LARGEST_PIXEL = 1e6
-"""Limit of prepared inputs. Other clients train with what a client sends, so larger values are rejected."""
+"""Largest prepared input. Other clients train with the values that a client sends, so larger ones are rejected."""
 
 
 def input_type(context: RequestContext) -> torch.dtype:

@@ -27,13 +27,13 @@ from polyfed.methods._shared.hypernetwork import Generator, Hypernetwork, free_m
 
 MEMORY = "hypernetwork"
 STATISTICS_STAY = Rule(bn_statistics, up=False, down=False, keep=True, optional=True)
-"""Statistics and counters cannot be generated; a model without batch norm has none."""
+"""Entry kinds that can be generated: all except statistics and counters."""
 
 USED_SLOTS = frozenset(
     {"sharing", "inputs", "before_training", "after_training", "objective", "task_loss", "gradients", "outgoing", "send_extras"}
     | {"after_round"}
 )
-"""Slots that other parts may fill: local training. The hypernetwork aggregates, and deltas need unchanged uploads."""
+"""Slots of local training, which other parts may fill. The hypernetwork aggregates, and deltas need unchanged uploads."""
 
 EMBEDDINGS = ("learnt", "random", "autoencoder")
 HEAD_INITS = ("initial", "match", "default")
@@ -50,7 +50,7 @@ HYPERNETWORK_OPTIONS: Mapping[str, str] = {
     "server_optimizer": "adam or sgd.",
     "server_momentum": "momentum of sgd.",
     "server_eps": "epsilon of adam; larger values shorten the steps of rarely updated weights.",
-    "trunk_rate": "learning rate of trunk and embeddings, in multiples of server_lr; 0: only heads learn.",
+    "trunk_rate": "learning rate of trunk and embeddings, in multiples of server_lr; 0 trains only the heads.",
     "server_clip": "largest norm of the hypernetwork's gradient; 0: no limit.",
     "memory_share": "fraction of free memory that the hypernetwork may use.",
 }
@@ -73,11 +73,11 @@ class ServerOptimizer:
         require_choice(self.method, "server_optimizer", self.kind, OPTIMIZERS)
         for option in ("lr", "weight_decay", "momentum", "clip"):
             if not (math.isfinite(value := getattr(self, option)) and value >= 0):
-                raise OptionError(f"{self.method}: server_{option} must not be negative, found {value}.")
+                raise OptionError(f"{self.method}: server_{option} must not be negative, got {value}.")
         if not (math.isfinite(self.eps) and self.eps > 0):
-            raise OptionError(f"{self.method}: server_eps must be positive, found {self.eps}.")
+            raise OptionError(f"{self.method}: server_eps must be positive, got {self.eps}.")
         if not (math.isfinite(self.trunk_rate) and self.trunk_rate >= 0):
-            raise OptionError(f"{self.method}: trunk_rate must not be negative, found {self.trunk_rate}.")
+            raise OptionError(f"{self.method}: trunk_rate must not be negative, got {self.trunk_rate}.")
         if self.kind != "adam" and self.eps != ADAM_EPS:
             raise OptionError(
                 f"{self.method}: server_eps applies to adam, but server_optimizer is {self.kind}. Remove it, or use adam."
@@ -88,7 +88,7 @@ class ServerOptimizer:
         return 2 if self.kind == "adam" else int(self.momentum > 0)
 
     def build(self, network: Hypernetwork) -> torch.optim.Optimizer:
-        """Build the optimizer; fused, because its steps take a quarter of the time and copy no head."""
+        """Build the optimizer. The fused version takes a quarter of the time per step and copies no head."""
         if self.kind == "adam":
             return torch.optim.Adam(self.groups(network), lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, fused=True)
         return torch.optim.SGD(self.groups(network), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=True)
@@ -124,10 +124,10 @@ class Generation:
         if self.width < 1 or self.embedding_dim < 0 or not 0 < self.memory_share <= 1:
             raise OptionError(
                 f"{self.method}: width must be at least 1, embedding_dim not negative and memory_share between 0 and 1, "
-                f"found width={self.width}, embedding_dim={self.embedding_dim}, memory_share={self.memory_share}."
+                f"got width={self.width}, embedding_dim={self.embedding_dim}, memory_share={self.memory_share}."
             )
         if not (math.isfinite(self.embedding_scale) and self.embedding_scale >= 0):
-            raise OptionError(f"{self.method}: embedding_scale must not be negative, found {self.embedding_scale}.")
+            raise OptionError(f"{self.method}: embedding_scale must not be negative, got {self.embedding_scale}.")
 
     def names(self, plan: Plan) -> list[str]:
         """Return the generated entries: trainable, exchanged in every round, and selected by ``generate``."""
@@ -136,7 +136,7 @@ class Generation:
         return [n for n in chosen if plan.entries[n].trainable and all(p.travels[n].up and p.travels[n].down for p in phases)]
 
     def check(self, bench: Workbench) -> None:
-        """Require entries to generate that fit into memory and that no other part reduces."""
+        """Check that there are entries to generate, that they fit into memory, and that no other part reduces them."""
         if self.generate in ("head", "last_stage"):
             bench.require_head(f'{self.method}: generate="{self.generate}"')
         names = self.names(bench.plan)
@@ -206,7 +206,7 @@ class Generation:
         return Newcomer([(1 / len(states), state) for state in states], score="mean_of_models")
 
     def deltas(self, server: Server, request: Request, reply: Reply) -> dict[str, Tensor]:
-        """Return sent - returned for the generated entries: the descent of local training."""
+        """Return the sent minus the returned values of the generated entries."""
         sent, wide = request.payloads[reply.client].entries, self.generator(server).network.embedding.weight.dtype
         return {n: sent[n].to(wide) - reply.entries[n].to(wide) for n in self.generator(server).network.shapes}
 
@@ -263,7 +263,7 @@ def selected(entries: Mapping[str, Entry], generate: str) -> list[str]:
 
 
 def last_stage(entries: Mapping[str, Entry]) -> list[str]:
-    """Return the head, and the last stage of the body that has weights with all that follows it.
+    """Return the head, and the last stage of the body with weights and everything after it.
 
     Stages are the body's outermost modules; a module that contains the whole body is searched.
     """

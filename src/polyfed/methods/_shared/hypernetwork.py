@@ -7,9 +7,9 @@ vector-Jacobian product g_i = J_i^T delta_i. Heads have nearly all parameters, a
 
     dW_h = delta_i,h z_i^T,   db_h = delta_i,h,   hence   <g_i, g_j> over the heads = <delta_i, delta_j> (<z_i, z_j> + 1)
 
-So inner products, and the sum of the g_i with any weights, need the deltas and the z_i only: no client's full gradient and no
-graph is ever stored, and the sum is written into the one gradient buffer, head by head. Only the trunk and the embedding, some
-thousands of parameters, are differentiated.
+Inner products and weighted sums of the g_i therefore need only the deltas and the z_i. No full client gradient and no graph is ever
+stored, and the sum is written into the one gradient buffer, head by head. Autograd is used only for the trunk and the embedding,
+which have a few thousand parameters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 SLOPE = 0.01
 TRUNK_LAYERS = 4
 LOOKED_AT = 16
-"""Number of clients used to scale the heads: the spread hardly differs between clients, and tensors are large."""
+"""Number of clients used to scale the heads. A few are enough because the spread hardly differs between clients."""
 
 STRAY = 0.1
 """Initial distance of clients' tensors from the common values, as a multiple of their spread. Trunk steps scale with its square."""
@@ -66,7 +66,7 @@ class Hypernetwork(nn.Module):
 
     @torch.no_grad()
     def match(self, values: Mapping[str, Tensor]) -> None:
-        """Start the generated tensors with the mean and spread of these values, but not with the values."""
+        """Start the generated tensors with the mean and spread of these values, but not with the values themselves."""
         self.spread_like(values, 1.0)
         for name, head in zip(self.shapes, self.linear_heads, strict=True):
             head.bias.fill_(values[name].to(head.bias.dtype).mean())
@@ -173,7 +173,7 @@ class Generator:
         return {client: table[row].tolist() for client, row in self.rows.items()}
 
     def learn(self, deltas: Mapping[str, Mapping[str, Tensor]], align: bool, smoothing: float | None = None) -> Tensor:
-        """Take one optimizer step along the clients' combined gradient, and return the clients' weights.
+        """Take one optimizer step along the combined client gradient, and return the client weights.
 
         Args:
             deltas: Sent - returned, by client and entry name.

@@ -107,7 +107,7 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int) -> float:
         low, high = high, high + 1.0
         if high > math.log(MAX_NOISE):
             raise OptionError(
-                f"No noise makes {steps} steps at the sample rate {rate:.3g} (epsilon={epsilon:g}, delta={delta:g})-private. "
+                f"epsilon={epsilon:g} at delta={delta:g} is out of reach for {steps} steps at the sample rate {rate:.3g}. "
                 "Raise epsilon, or plan fewer rounds."
             )
     if excess(low) <= 0:
@@ -173,7 +173,7 @@ def require_clip(part: str, clip: object) -> None:
 def require_budget(part: str, epsilon: float, delta: float, noise: str, planned_rounds: int) -> None:
     for name, value in (("epsilon", epsilon), ("delta", delta)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-            raise OptionError(f"{part}: {name} must be a positive number, found {value!r}.")
+            raise OptionError(f"{part}: {name} must be a positive number, got {value!r}.")
     if delta >= 1:
         raise OptionError(
             f"{part}: delta must be below 1, and should be well below 1 / (number of protected samples or clients), got {delta!r}."
@@ -198,13 +198,13 @@ class Account(Part):
     reads_data = False
 
     def rate(self, client: Client) -> float:
-        """Return the probability that a sample is in a batch; 1 for a whole client, which is in every round that it replies to."""
+        """Return the probability that a sample is in a batch; 1 if whole clients are protected, which use all their data."""
         if self.whole:
             return 1.0
         return min(1.0, client.bench.settings.batch_size / len(client.data.train))
 
     def steps(self, client: Client) -> int:
-        """Return the noisy steps per round: the number of shuffled batches, or 1 if the whole update gets noise."""
+        """Return the noisy steps per round: the number of shuffled batches, or 1 if noise is added to the whole update."""
         settings = client.bench.settings
         if self.whole:
             return 1
@@ -240,7 +240,7 @@ class RequireBudget(Account):
         if self.budget.spent(self.after_round(client)) > self.budget.epsilon * (1 + 1e-9):
             spent = self.budget.spent(self.history(client))
             raise Declined(
-                f"Client {client.id} takes no part in round {client.round}: it has spent epsilon = {spent:.4g} of "
+                f"Client {client.id} does not take part in round {client.round}: it has spent epsilon = {spent:.4g} of "
                 f"{self.budget.epsilon:g}, and this round would exceed the budget."
             )
         client.spend(self.charge(client))
@@ -266,5 +266,5 @@ class NoteSpent(Account):
 
 def note_accounts(server: Server, extras: Mapping[str, Mapping[str, Any]]) -> None:
     before: Mapping[str, Any] = server.persistent(ACCOUNTS, dict)
-    # A new value, not a changed one: the loop restores the old one if the round is repeated.
+    # Replace the value instead of changing it, because the loop restores the old one if the round is repeated.
     server.memory[ACCOUNTS] = {**before, **{client: dict(sent[ACCOUNTS]) for client, sent in extras.items()}}

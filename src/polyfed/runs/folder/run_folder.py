@@ -111,7 +111,7 @@ class RunFolder:
             )
 
     def document(self) -> dict[str, Any]:
-        """Read ``run.toml``, and verify that it is the one that the newest checkpoint was made with."""
+        """Read ``run.toml``, and verify that it is the one that belongs to the newest checkpoint."""
         path = self.document_file
         if not path.is_file():
             raise RunFolderError(f"{self.path} is not a run folder: {explain_missing(self.path)}")

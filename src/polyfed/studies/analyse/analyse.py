@@ -68,7 +68,7 @@ def analyse_runs(
 ) -> Analyses:
     """Open each run once and run every analysis on it. Without ``reads_data``, only files in the run folders are read.
 
-    ``options`` say how to open folders (``root``, ``load``, ``device``, ``model``, ``trust``). ``notify`` receives a message for each
+    ``options`` specify how to open folders (``root``, ``load``, ``device``, ``model``, ``trust``). ``notify`` receives a message for each
     damaged file, ``begin`` a label before each measurement.
     """
     names = kinds_named(kinds)

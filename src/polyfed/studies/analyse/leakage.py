@@ -98,7 +98,7 @@ def pool_of(client: ClientData, maximum: int, seed: int) -> Pool:
     orders = [torch.randperm(len(part), generator=stream) for part in (client.train, rest)]
     chosen = [order[:count] for order in orders]
     attacked = joined([part.subset(places) for part, places in zip((client.train, rest), chosen, strict=True)])
-    # At most as many others as members: a shadow run must train on about as many samples as the run did.
+    # At most as many non-members as members, so that a shadow run trains on about as many samples as the run.
     whole = joined([client.train, rest.subset(orders[1][: len(client.train)])])
     return Pool(attacked, count, whole, torch.cat([chosen[0], len(client.train) + torch.arange(count)]))
 

@@ -28,7 +28,7 @@ from polyfed.studies.analyse.score_grid import GridRun
 class OpenedRun:
     """A run to analyse. Without ``reads_data``, only the files in its folder are read.
 
-    ``options`` say how to open the folder (``root``, ``load``, ``device``, ``model``, ``trust``).
+    ``options`` specify how to open the folder (``root``, ``load``, ``device``, ``model``, ``trust``).
     """
 
     source: str | Path | Result

@@ -160,7 +160,7 @@ def _sampling_finding(measures: Measures) -> Finding:
     is_low = value < _MIN_PARTICIPATION
     effect = f"state kept at a client is {1 / value:.0f} rounds old on average" if is_low else "clients can keep state"
     sentence = f"{measures.sampled} of {measures.clients} clients take part in a round: {effect}."
-    return Finding("sampling", value, "share of clients", is_low, sentence)
+    return Finding("sampling", value, "fraction of clients", is_low, sentence)
 
 
 def _size_finding(measures: Measures) -> Finding:

@@ -55,7 +55,7 @@ class RunRecord:
 
     @classmethod
     def from_result(cls, result: Result) -> RunRecord:
-        """Keep what tables need of a run in this process, so that its models can be freed."""
+        """Keep only what tables need from a run in this process, so that its models can be freed."""
         experiment = result.experiment
         method, federation = experiment.method, experiment.federation
         document = {

@@ -178,11 +178,11 @@ def travel_matrix(runs: RunSet) -> dict[str, Any]:
     plans = [row.first.document.get("plan", []) for row in runs.rows]
     kinds = dict.fromkeys(str(entry.get("kind", "?")) for plan in plans for entry in plan)
     ordered = sorted(kinds, key=lambda kind: list(ENTRY_KINDS).index(kind) if kind in ENTRY_KINDS else len(ENTRY_KINDS))
-    rows = [{"kind": ENTRY_KINDS.get(kind, kind), "cells": [_travels(plan, kind) for plan in plans]} for kind in ordered]
+    rows = [{"kind": ENTRY_KINDS.get(kind, kind), "cells": [_exchange_lines(plan, kind) for plan in plans]} for kind in ordered]
     return {"heads": [row.method for row in runs.rows], "rows": rows}
 
 
-def _travels(plan: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, str]]:
+def _exchange_lines(plan: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, str]]:
     """Return how a method exchanges one entry kind: one line per phase and direction."""
     found = [entry for entry in plan if entry.get("kind") == kind]
     several = len({entry.get("from_round") for entry in found}) > 1

@@ -111,7 +111,7 @@ def test_all_errors_of_texts_at_once_with_nearest_names(tmp_path: Path) -> None:
         ('loss = "weighted_focal(alpha=(1.0, 2.0))"', "7 classes"),
         ("clients_per_round = 5", "only 4 clients"),
         ('method = "local + fedprox"', "fedprox would be ignored"),
-        ('data = "cifar10"\nmodel = "lenet"\nmethod = "fedavg + group_norm(groups=(2, 2, 2))"', "3 numbers of groups"),
+        ('data = "cifar10"\nmodel = "lenet"\nmethod = "fedavg + group_norm(groups=(2, 2, 2))"', "groups has 3 numbers"),
     ],
 )
 def test_values_and_joins_are_tried_without_data(tmp_path: Path, changes: str, words: str) -> None:

@@ -33,7 +33,7 @@ _SET_BY_RUN = ("root", "classes", "input_shape", "dataset", "seed", "class_count
 
 
 def problems_of(settings: Settings) -> list[str]:
-    """Return the problems that prevent a run with these settings, as far as they show without the data files."""
+    """Return the problems that prevent a run with these settings, if they can be detected without the data files."""
     problems = text_problems(settings)
     record = record_of(settings.data)
     if record is not None and not problems:
