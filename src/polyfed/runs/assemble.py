@@ -22,6 +22,7 @@ from polyfed.core.sharing import Plan, check_none_redundant
 from polyfed.core.slots import SLOTS, HeadSurgery, Surgery
 from polyfed.core.workbench import Workbench, chosen_device
 from polyfed.data.own.own_data import is_own_data, options_of_own_data, own_data
+from polyfed.data.own.table_columns import GROUP, UNCHECKED
 from polyfed.data.partitions.partition import federate
 from polyfed.data.registry import data_sets
 from polyfed.errors import DataError, ModelError, PolyfedError, SettingError, UnknownName
@@ -41,7 +42,7 @@ def build_data_set(data: Any, settings: Settings, recorded_shape: Sequence[int] 
         data: The data.
         settings: Settings of the run.
         recorded_shape: Input shape of a run that is opened again. If the run did not use the image size of its pretrained weights, the
-            images are not read at that size now.
+            images are not read at that size now. Columns that look like groups are not rejected.
     """
     if isinstance(data, DataSet):
         return data
@@ -54,6 +55,7 @@ def build_data_set(data: Any, settings: Settings, recorded_shape: Sequence[int] 
     text = str(data)
     images = images_of_weights(settings.model)
     options = {} if settings.task == AUTO else {"task": settings.task}
+    options |= {} if recorded_shape is None else {GROUP: UNCHECKED}
     if images is None or (recorded_shape is not None and tuple(recorded_shape[-2:]) != (images.side, images.side)):
         return data_set_with(text, settings, options)
     built = data_set_with(text, settings, {**options, "size": images.side})

@@ -118,7 +118,7 @@ def registered_own(
     defaults = {field.name: field.default for field in fields(OwnOptions)}
     common = [DataOption(each, defaults[each], text) for each, text in OPTION_TEXTS.items()]  # type: ignore[arg-type]
     reader = described_function(name, about, root, [*before, *common, *after], build, find)
-    data_sets.add(reader)
+    data_sets.add(reader, find=find)
     return reader
 
 
