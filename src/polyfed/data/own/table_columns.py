@@ -85,7 +85,7 @@ def _likelihood(name: str) -> int | None:
     """Return the position in ``LIKELY`` of the word that a column is called after, or None.
 
     >>> _likelihood("Patient_ID"), _likelihood("lesion_id"), _likelihood("patient_age")
-    (0, 11, None)
+    (0, 12, None)
     """
     found = _GROUP_NAME.fullmatch(re.sub(r"[^a-z0-9]", "", name.lower()))
     return None if found is None else LIKELY.index(found[1])

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from polyfed.core.data_types import Domain
 from polyfed.data.store.archives import FileIdentity
 from polyfed.data.store.cache import Arrays, cached
+from polyfed.data.store.deep_ranges import ranges_in
 from polyfed.data.store.examples import RowExamples
 from polyfed.data.store.splits import Splits
 from polyfed.errors import DataError
@@ -58,7 +59,7 @@ class DomainFiles:
         recipe: Everything that determines the arrays besides the files.
         files: Source files of the arrays.
         read: Decodes the images into ``x`` (n, 3, height, width) and ``y`` (n,), optionally with ``target`` (if the target is not
-            ``y``), ``group`` (n,) and ``kept`` (positions of readable images). Adds an error message to its argument for each
+            ``y``), ``group`` (n,), the ranges of deep images, and ``kept`` (positions of readable images). Adds an error message to its argument for each
             unreadable image.
         split: Returns the rows of each split, given the arrays.
         advice: Advice about unreadable images, for the error message.
@@ -90,7 +91,7 @@ class DomainFiles:
             if len(rows) or split != "validation"
         }
         group = torch.from_numpy(arrays["group"])[splits["train"].rows] if "group" in arrays else None
-        return Domain(self.domain, splits["train"], splits["test"], splits.get("validation"), group)
+        return Domain(self.domain, splits["train"], splits["test"], splits.get("validation"), group, ranges_in(arrays))
 
     def count(self, classes: int, unreadable: list[str], duplicates: Duplicates) -> Counts:
         """Decode everything without the cache and count it. Pairs are not compared, and unreadable pairs are counted too."""
