@@ -13,7 +13,7 @@ from polyfed.data.declaration import DataOption
 from polyfed.data.own.own_images import SPLIT_WORDS, OwnImage, OwnImages, registered_own
 from polyfed.data.own.table_columns import choose_group, group_option, unused_columns
 from polyfed.data.store.archives import FileIdentity, contents, identities
-from polyfed.data.store.cache import cache_folder
+from polyfed.data.store.cache import HUGGING_FACE, cache_folder
 from polyfed.errors import DataError, MissingExtra, nearest
 from polyfed.settings import AUTO
 
@@ -136,7 +136,10 @@ class _CopyTree:
         for file in _parquet_files(self.path):
             word = file.name.split("-")[0].split(".")[0].lower()
             files.setdefault(word if word in SPLIT_WORDS else "all", []).append(str(file))
-        return datasets.load_dataset("parquet", data_files=files, cache_dir=str(cache_folder() / "huggingface"))
+        copies = cache_folder() / HUGGING_FACE
+        copies.mkdir(parents=True, exist_ok=True)
+        copies.chmod(0o700)
+        return datasets.load_dataset("parquet", data_files=files, cache_dir=str(copies))
 
     def require(self, column: str, columns: Sequence[str]) -> None:
         """Reject a missing column."""

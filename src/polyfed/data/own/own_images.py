@@ -175,7 +175,8 @@ class OwnImages:
         if self.meaning is not None:
             pairs = [(image.name, image.mask) for image in images]
             split = split_rows(options, self.facts(images))
-            return mask_files(domain, self.layout, self.tree, pairs, options.sides, self.meaning, lambda pairs: split, fixed)
+            files = mask_files(domain, self.layout, self.tree, pairs, options.sides, self.meaning, lambda pairs: split, fixed)
+            return replace(files, data=self.name, root=str(self.root.resolve()))
         return DomainFiles(
             domain=domain,
             layout=self.layout,
@@ -191,6 +192,8 @@ class OwnImages:
             read=partial(self._read, images, Resizer(options.sides, options.middle_square, fixed)),
             split=partial(split_rows, options),
             skip_unreadable=options.skip_unreadable,
+            data=self.name,
+            root=str(self.root.resolve()),
             advice=f" To skip them, specify the data as: {self.reader}, skip_unreadable=True).",
         )
 

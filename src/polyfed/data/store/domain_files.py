@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,6 +67,8 @@ class DomainFiles:
         names: Image names, if each image has a separate file.
         middle_square: True if each image is cropped to its middle square before it is resized.
         pairs: True if ``y`` contains masks. Then no example can be skipped, and none has a single class.
+        data: Name of the data, for the list of cached copies. Default: that in the recipe.
+        root: Folder or table of the data. Default: the common parent folder.
     """
 
     domain: str
@@ -80,6 +83,8 @@ class DomainFiles:
     names: Sequence[str] = ()
     middle_square: bool = False
     pairs: bool = False
+    data: str = ""
+    root: str = ""
 
     def load(self) -> Domain:
         """Return the domain, with memory-mapped images."""
@@ -110,7 +115,9 @@ class DomainFiles:
         if self.problems:
             raise DataError(some_of(self.problems))
         recipe = {**self.recipe, "domain": self.domain, **({} if self.pairs else {"skip": self.skip_unreadable})}
-        return cached(recipe, self.files, self._decode)
+        root = self.root or os.path.commonpath([os.path.dirname(path) for path, *_ in self.files] or ["/"])
+        origin = {"data": self.data or str(self.recipe.get("set", "images with masks")), "domain": self.domain, "root": root}
+        return cached(recipe, self.files, self._decode, origin)
 
     def _decode(self) -> Arrays:
         unreadable: list[str] = []
