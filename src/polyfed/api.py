@@ -179,6 +179,7 @@ def predict(
     *,
     client: str | None = None,
     newcomer: str | None = None,
+    domain: str | None = None,
     device: str = "auto",
     load: Sequence[str] | None = None,
     model: Any = None,
@@ -192,6 +193,7 @@ def predict(
         images: Image files, or folders that contain images.
         client: Use this client's model. Default: the newcomer model.
         newcomer: How to build the local layers of the newcomer model. Default: as the run does.
+        domain: Domain of images with more than 8 bits, if the domains of the run scale them differently. Default: that of ``client``.
         device: Same as for ``polyfed.open_run``, as are ``load``, ``model``, ``trust`` and ``notify``.
 
     Returns:
@@ -206,7 +208,7 @@ def predict(
 
     options = Reopening(None, device, load, model, trust=trust, notify=notify)
     files = [images] if isinstance(images, str) else list(images)
-    return predict_files(lambda: open_experiment(path, options), files, client, newcomer)
+    return predict_files(lambda: open_experiment(path, options), files, client, newcomer, domain)
 
 
 def export(

@@ -17,7 +17,7 @@ from PIL import Image
 
 from polyfed.data.formats.digit_files import read_idx, read_libsvm, read_mat
 from polyfed.data.store.archives import contents, existing_trees, file_tree
-from polyfed.data.store.images import colour, decode, decode_all, opened, resized, tiles
+from polyfed.data.store.images import Resizer, colour, decode, decode_all, opened, resized, tiles
 from polyfed.data.store.splits import stratified, without_end
 from polyfed.errors import DataError
 
@@ -146,7 +146,7 @@ def test_what_cannot_be_read_is_listed_and_left_out(tmp_path):
     for number in range(4):
         (tmp_path / f"{number}.png").write_bytes(b"no image" if number == 1 else encoded(noise(seed=number)))
     unreadable: list[str] = []
-    x, kept = decode_all(file_tree(tmp_path), [f"{n}.png" for n in range(4)], 16, unreadable)
+    x, kept = decode_all(file_tree(tmp_path), [f"{n}.png" for n in range(4)], Resizer((16, 16)), unreadable)
     assert kept.tolist() == [0, 2, 3]
     assert len(unreadable) == 1
     assert "1.png" in unreadable[0]

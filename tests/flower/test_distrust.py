@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -24,6 +25,7 @@ from helpers.flower_fakes import TINY, TINY_MODEL, FakeGrid, tiny_data
 from helpers.odd_descriptions import ODD_NODES, Change
 from polyfed.errors import DataError, SettingError
 from polyfed.flower.node.node import build_node
+from polyfed.flower.server.federation import federation_of
 from polyfed.flower.server.roster import Roster
 from polyfed.flower.server_app import run_on_grid
 from polyfed.flower.wire import descriptions
@@ -229,6 +231,23 @@ def test_a_description_does_not_name_images_that_were_skipped(tmp_path: Path) ->
     told = build_node(Settings(), {"data": data, "domain": "ward"}, tmp_path / "state").description()
     assert "1 unreadable image skipped" in told["source"]
     assert "patient" not in str(told) and ".png" not in str(told)
+
+
+def test_ranges_of_images_come_from_the_nodes(tmp_path: Path) -> None:
+    """A server knows how each node scales images with more than 8 bits, also if two nodes scale one domain differently."""
+    found = []
+    for client, domain, level in (("a", "ward", 3000), ("b", "ward", 50_000), ("c", "lab", 900)):
+        for number, label in itertools.product(range(8), ("benign", "malign")):
+            file = tmp_path / client / domain / label / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((8, 8), level + number, np.uint16)).save(file)
+        config = {"data": f"image_folder(root='{tmp_path / client}', size=8)", "client": client}
+        found.append(Description.read(build_node(Settings(), config, tmp_path / "state").description()))
+    assert federation_of(found).preparation.deep_ranges == {
+        "ward": {"integers": (0, 4095)},
+        "b": {"integers": (0, 65535)},
+        "lab": {"integers": (0, 1023)},
+    }
 
 
 def test_a_node_that_claims_many_samples_outvotes_nobody_with_a_capped_share(tmp_path: Path) -> None:

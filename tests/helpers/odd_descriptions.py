@@ -33,6 +33,10 @@ ODD_NODES: dict[str, tuple[Change, str]] = {
     "an endless name": (lambda told: told | {"client": "x" * 10_000}, "client must be text of at most 200 characters"),
     "a mean that is no number": (lambda told: told | {"mean": [float("nan")], "std": [1.0]}, "mean must be numbers"),
     "a deviation of zero": (lambda told: told | {"mean": [0.0], "std": [0.0]}, "std must have a positive number"),
+    "ranges that are no numbers": (
+        lambda told: told | {"deep_ranges": {"small": {"integers": ["x", 1]}}},
+        "a range must have a black and a white value",
+    ),
     "an unknown type": (lambda told: told | {"input_type": "object"}, "unknown input_type"),
     "no table": (lambda told: [told], "its description is not a table"),  # type: ignore[dict-item,return-value]
 }

@@ -1,4 +1,4 @@
-"""``polyfed data``: downloads, checks and archives of data sets."""
+"""``polyfed data``: downloads, checks, archives and cached copies of data sets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import click
 from polyfed.cli.completion import complete
 from polyfed.cli.guard import BAD_INPUT
 from polyfed.cli.help import Group
-from polyfed.cli.options import argument, example_text, shared
+from polyfed.cli.options import argument, example_text, flag, shared
 from polyfed.cli.output import console, print_json, status, visible
 from polyfed.cli.tables import emit, print_table
 from polyfed.errors import DataError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @click.group("data", cls=Group)
 def data() -> None:
-    """Download, check and pack data sets."""
+    """Download, check and pack data sets; list and clear cached copies."""
 
 
 @data.command("ls", epilog=example_text("polyfed data ls"))
@@ -145,6 +145,42 @@ def check(name: str, root: str | None, sheet: Path | None, as_json: bool) -> Non
     (_print_json if as_json else _print_tables)(found, sheet)
     if not found.ok:
         raise click.exceptions.Exit(BAD_INPUT)
+
+
+@data.command("cache", epilog=example_text("polyfed data cache", "polyfed data cache ./my_images --clear"))
+@argument("only", "[DATA]", "Only copies of this folder, table or data set name.", required=False)
+@flag("--clear", help="Remove the listed copies. The next run decodes the images again.")
+@shared("json")
+def cache(only: str | None, clear: bool, as_json: bool) -> None:
+    """List the decoded copies of images that polyfed keeps in its cache, or remove them."""
+    from polyfed.data.store.cache import cache_folder
+    from polyfed.data.store.copies import list_copies, remove_copies
+    from polyfed.studies.report.words import format_bytes
+
+    found = list_copies(only)
+    if clear:
+        remove_copies(found)
+    total, folder = sum(copy.bytes for copy in found), str(cache_folder())
+    rows = [
+        {
+            "data": copy.data,
+            "domain": copy.domain,
+            "path": copy.root,
+            "bytes": copy.bytes,
+            "last_use": f"{copy.last_use:%Y-%m-%d %H:%M}",
+            "copy": str(copy.files[0]),
+        }
+        for copy in found
+    ]
+    tree = {"folder": folder, "copies": rows, "bytes": total, "cleared": clear}
+    columns: dict[str, Any] = {"data set": "data", "domain": "domain", "path": "path"}
+    columns |= {"size": lambda row: format_bytes(row["bytes"]), "last use (UTC)": "last_use", "copy": "copy"}
+    if found or as_json:
+        title = "removed copies of images" if clear else "copies of images"
+        emit(rows, columns, tree if as_json else None, title, numbers=("size",), optional=[["copy"]])
+    if not as_json:
+        kept = f"{len(found)} cop{'y' if len(found) == 1 else 'ies'}, {format_bytes(total)}"
+        print(f"{'Removed' if clear else 'Found'} {kept}, {'from' if clear else 'in'} {visible(folder)}.")
 
 
 def _print_json(found: CheckResult, sheet: Path | None) -> None:

@@ -74,6 +74,9 @@ def _print_evaluation(found: Evaluation, view: View) -> None:
 @argument("images", "IMAGES...", "Image files, or folders that contain images.", nargs=-1, required=True)
 @click.option("--client", metavar="ID", help="Use this client's model. Default: the newcomer model.")
 @click.option("--newcomer", help=f"{FACTS['newcomer'].doc} Default: as in the run.")
+@click.option(
+    "--domain", metavar="NAME", help="Domain of images with more than 8 bits, if the domains of the run scale them differently."
+)
 @shared(*REOPEN_OPTIONS, "json", "quiet")
 def predict(path: str, images: tuple[str, ...], client: str | None, as_json: bool, quiet: bool, **how: Any) -> None:
     """Predict the class and probability of each image (or labels, values or pixel fractions, depending on the task).

@@ -20,6 +20,10 @@ from polyfed.tasks.task import WHOLE, Task
 
 Augmentation: TypeAlias = Callable[[Tensor], Tensor]
 PairAugmentation: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+DeepRange: TypeAlias = tuple[float, float]
+"""The values of images with more than 8 bits that become black and white."""
+DeepRanges: TypeAlias = Mapping[str, Mapping[str, DeepRange]]
+"""Ranges by domain and kind of numbers (integers, floats)."""
 
 NAMED_CLIENTS = 5
 SHOWN_CLIENTS = 12
@@ -146,6 +150,7 @@ class Preparation:
         augment: Augments a uint8 batch with *per-sample* random choices from torch's default generator, which the client seeds.
         augment_pairs: Augments inputs and targets together, before ``augment`` (random crops of an image and its mask).
         middle_square: Image files are cropped to the middle square before resizing; otherwise the aspect ratio is ignored.
+        deep_ranges: Values that become black and white in image files with more than 8 bits.
     """
 
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -153,6 +158,7 @@ class Preparation:
     augment: Augmentation | None = None
     augment_pairs: PairAugmentation | None = None
     middle_square: bool = False
+    deep_ranges: DeepRanges = field(default_factory=dict, hash=False)
 
     def pair_for_training(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Preprocess a training batch with its targets."""
@@ -182,13 +188,17 @@ class Preparation:
 
 @dataclass(frozen=True)
 class Domain:
-    """One domain of a data set. ``groups`` contains natural ids (patients, writers) of training examples."""
+    """One domain of a data set. ``groups`` contains natural ids (patients, writers) of training examples.
+
+    ``deep_ranges`` has the black and white values of its images with more than 8 bits, by kind of numbers.
+    """
 
     name: str
     train: Examples
     test: Examples
     validation: Examples | None = None
     groups: Tensor | None = None
+    deep_ranges: Mapping[str, DeepRange] = field(default_factory=dict)
 
 
 def describe_classes(data: DataSet | Federation) -> str:

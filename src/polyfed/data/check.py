@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw
 
 from polyfed.data.declaration import Declaration
 from polyfed.data.formats.mask_files import mask_image
-from polyfed.data.own.own_data import is_own_data, own_images
+from polyfed.data.own.own_data import own_images
 from polyfed.data.own.own_images import OwnImage, OwnImages, OwnOptions, split_rows
 from polyfed.data.registry import data_sets
 from polyfed.data.store.archives import sha256_of
@@ -77,13 +77,13 @@ def check(data: str, root: str | None = None, sheet: Path | None = None) -> Chec
     """Decode and count every image, and look for damaged and duplicated images.
 
     Args:
-        data: A folder of images, with or without masks, or a table that lists images; or a known data set, which is compared with
-            its expected counts and checksums.
+        data: A folder of images, with or without masks, or a table that lists images, or a call that reads one, such as
+            ``manifest(root="scans.csv", group="patient")``; or a known data set, which is compared with its expected counts and checksums.
         root: Folder with the files of a known data set.
         sheet: Where to write a contact sheet of user-supplied images.
     """
-    if root is None and is_own_data(data):
-        inspection = _Inspection(own_images(data))
+    if root is None and (own := own_images(data)) is not None:
+        inspection = _Inspection(*own)
         for domain in inspection.images.by_domain:
             inspection.add_domain(domain)
         if sheet is not None:
@@ -171,7 +171,7 @@ def _wrong_counts(source: DomainSource, found: Mapping[str, tuple[int, ...]], de
 class _Inspection:
     """Collects facts about user-supplied images."""
 
-    def __init__(self, images: OwnImages) -> None:
+    def __init__(self, images: OwnImages, options: OwnOptions) -> None:
         self.images = images
         self.problems = list(images.problems)
         self.counts: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -180,8 +180,7 @@ class _Inspection:
         self.duplicates = Duplicates()
         self.shown: dict[tuple[str, str], list[NDArray[np.uint8]]] = {}
         self.masks: _Masks | None = _Masks() if images.task is SEGMENTATION else None
-        # Check the splits of a run without options.
-        self.options = OwnOptions() if self.masks is None else OwnOptions(validation_share=0.0)
+        self.options = options if self.masks is None else OwnOptions(validation_share=0.0)
 
     def add_domain(self, domain: str) -> None:
         listed = self.images.by_domain[domain]

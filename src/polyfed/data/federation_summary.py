@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.core.data_types import ArrayExamples, ClientData, Federation, Preparation
+from polyfed.core.data_types import ArrayExamples, ClientData, DeepRanges, Federation, Preparation
+from polyfed.data.store.deep_ranges import read_ranges
 from polyfed.data.store.examples import blank_examples
 from polyfed.errors import DataError
 from polyfed.tasks.known import CLASSIFICATION, task_named
@@ -91,7 +92,7 @@ class FederationSummary:
     @property
     def inputs(self) -> RecordedInputs:
         mean, std = (tuple(map(float, values)) for values in (self.preparation.mean, self.preparation.std))
-        return RecordedInputs(self.input_shape, mean, std)
+        return RecordedInputs(self.input_shape, mean, std, self.preparation.deep_ranges)
 
     def identity(self) -> dict[str, Any]:
         """Return the facts that identify the data, as plain values."""
@@ -125,6 +126,7 @@ class FederationSummary:
             "mean": list(prepared.mean),
             "std": list(prepared.std),
             "middle_square": prepared.middle_square,
+            **({"deep_ranges": prepared.deep_ranges} if prepared.deep_ranges else {}),
             "clients": [client.id for client in self.clients],
             "domains": [list(client.domains) for client in self.clients],
             "samples": [client.samples for client in self.clients],
@@ -150,6 +152,7 @@ class FederationSummary:
                 tuple(map(float, outline["mean"])),
                 tuple(map(float, outline["std"])),
                 middle_square=bool(outline.get("middle_square")),
+                deep_ranges=read_ranges(outline.get("deep_ranges", {})),
             ),
             default_model=outline["default_model"],
         )
@@ -183,14 +186,16 @@ class FederationSummary:
 
 @dataclass(frozen=True)
 class RecordedInputs:
-    """Shape of one raw input, and the mean and standard deviation that normalise its channels.
+    """Shape of one raw input, the mean and standard deviation that normalise its channels, and the ranges of deep images.
 
-    A reopened run uses the recorded values, because a later version of polyfed or of a library may read or normalise images differently.
+    A reopened run uses the recorded values, because a later version of polyfed or of a library may read or normalise images differently,
+    and because added images may change the range that is measured.
     """
 
     shape: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    deep_ranges: DeepRanges = field(default_factory=dict)
 
     @classmethod
     def of(cls, federation: Federation) -> RecordedInputs:
@@ -202,7 +207,9 @@ class RecordedInputs:
         if not {"input_shape", "mean", "std"} <= values.keys():
             return None
         shape, mean, std = (values[name] for name in ("input_shape", "mean", "std"))
-        return cls(tuple(map(int, shape)), tuple(map(float, mean)), tuple(map(float, std)))
+        return cls(
+            tuple(map(int, shape)), tuple(map(float, mean)), tuple(map(float, std)), read_ranges(values.get("deep_ranges", {}))
+        )
 
     def as_plain(self) -> dict[str, Any]:
         return {"input_shape": list(self.shape), "mean": list(self.mean), "std": list(self.std)}

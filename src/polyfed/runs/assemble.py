@@ -7,7 +7,7 @@ import dataclasses
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,9 +21,12 @@ from polyfed.core.seeds import default_stream
 from polyfed.core.sharing import Plan, check_none_redundant
 from polyfed.core.slots import SLOTS, HeadSurgery, Surgery
 from polyfed.core.workbench import Workbench, chosen_device
+from polyfed.data.federation_summary import RecordedInputs
 from polyfed.data.own.own_data import is_own_data, options_of_own_data, own_data
+from polyfed.data.own.table_columns import GROUP, UNCHECKED
 from polyfed.data.partitions.partition import federate
 from polyfed.data.registry import data_sets
+from polyfed.data.store.deep_ranges import DEEP_RANGE, write_option
 from polyfed.errors import DataError, ModelError, PolyfedError, SettingError, UnknownName
 from polyfed.models import models
 from polyfed.models.model_text import as_call, images_of_weights
@@ -34,14 +37,14 @@ from polyfed.tasks.losses import Loss, task_loss
 from polyfed.trust import Trust, code_in, names_function
 
 
-def build_data_set(data: Any, settings: Settings, recorded_shape: Sequence[int] | None = None) -> DataSet:
+def build_data_set(data: Any, settings: Settings, recorded: RecordedInputs | None = None) -> DataSet:
     """Build a data set from its name, a folder, a DataSet, or torch data sets per domain.
 
     Args:
         data: The data.
         settings: Settings of the run.
-        recorded_shape: Input shape of a run that is opened again. If it is not the image size of the pretrained weights, images are
-        not read at the size of the weights.
+        recorded: Inputs of a run that is opened again. If the run did not use the image size of its pretrained weights, the images are
+            not read at that size now. Deep images are scaled as in the run. Columns that look like groups are not rejected.
     """
     if isinstance(data, DataSet):
         return data
@@ -54,7 +57,8 @@ def build_data_set(data: Any, settings: Settings, recorded_shape: Sequence[int] 
     text = str(data)
     images = images_of_weights(settings.model)
     options = {} if settings.task == AUTO else {"task": settings.task}
-    if images is None or (recorded_shape is not None and tuple(recorded_shape[-2:]) != (images.side, images.side)):
+    options |= {} if recorded is None else {GROUP: UNCHECKED, DEEP_RANGE: write_option(recorded.deep_ranges)}
+    if images is None or (recorded is not None and tuple(recorded.shape[-2:]) != (images.side, images.side)):
         return data_set_with(text, settings, options)
     built = data_set_with(text, settings, {**options, "size": images.side})
     if "size" not in _open_options(text, settings):
@@ -149,13 +153,13 @@ def _examples(part: Any) -> Examples:
     raise DataError(f"Cannot read examples from {type(part).__name__}. Pass a map-style torch data set or a pair of tensors.")
 
 
-def build_federation(data: Any, settings: Settings, recorded_shape: Sequence[int] | None = None) -> Federation:
-    """Partition data across clients, and hold out the unseen domains; ``recorded_shape`` as for ``build_data_set``."""
+def build_federation(data: Any, settings: Settings, recorded: RecordedInputs | None = None) -> Federation:
+    """Partition data across clients, and hold out the unseen domains; ``recorded`` as for ``build_data_set``."""
     if isinstance(data, Federation):
         require_same(settings.task, data.task, data.name)
         _check_labels(data)
         return data
-    dataset = build_data_set(data, settings, recorded_shape)
+    dataset = build_data_set(data, settings, recorded)
     require_same(settings.task, dataset.task, dataset.name)
     for domain in dataset.domains:
         dataset.task.check(domain.train, f"domain {domain.name}", len(dataset.classes))

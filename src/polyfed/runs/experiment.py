@@ -84,9 +84,7 @@ class Experiment:
         self.on_reply: Callable[[Request, Reply], None] | None = None
         """Called with every valid reply of training, before it is used."""
         self.method = as_method(settings.method if method is None else method)
-        self.federation: Federation = build_federation(
-            settings.data if data is None else data, settings, None if recorded is None else recorded.shape
-        )
+        self.federation: Federation = build_federation(settings.data if data is None else data, settings, recorded)
         if recorded is not None:
             self.federation = recorded.put_into(self.federation)
         chosen = headline(settings.metric, self.federation)  # before a method pools the domains

@@ -1,7 +1,8 @@
 """Export a trained model to ONNX, torch's pt2 or safetensors, and check the file before it is kept.
 
 The exported model maps scaled and normalised images to logits. Its metadata contains the normalisation (``normalised``), the names of
-the classes, the input size, and how images are resized (``resized``).
+the classes, the input size, how images are resized (``resized``), and the black and white values of images with more than 8 bits by domain
+(``deep_ranges``).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from polyfed.core.data_types import DeepRanges, Federation
 from polyfed.core.evaluation import models_are_equal
 from polyfed.core.workbench import lay_channels_last
 from polyfed.errors import MissingExtra, ModelError, RunFolderError, SettingError, nearest
@@ -99,7 +101,7 @@ def export_model(
     images = _checked_images(experiment)
     folded = fold_for_prediction(trained) if fold else None
     model = trained if folded is None else folded.model
-    described = metadata(experiment, whose, fold)
+    described = metadata(experiment, whose, fold, client)
     with threads(1), torch.no_grad():
         expected = trained(images)
         difference = require_same(model(images), expected, "the folded model") if fold else 0.0
@@ -171,8 +173,8 @@ def _checked_images(experiment: Experiment) -> Tensor:
     return torch.randn(shape, generator=stream)
 
 
-def metadata(experiment: Experiment, whose: str, fold: bool) -> dict[str, str]:
-    """Return the metadata of the file: text, with lists as JSON."""
+def metadata(experiment: Experiment, whose: str, fold: bool, client: str | None = None) -> dict[str, str]:
+    """Return the metadata of the file: text, with lists as JSON. Ranges of deep images are those of the client, if any."""
     raw, _ = experiment.federation.clients[0].train.batch(slice(0, 1))
     preparation = experiment.federation.preparation
     normalised = (
@@ -183,6 +185,7 @@ def metadata(experiment: Experiment, whose: str, fold: bool) -> dict[str, str]:
         "input_shape": json.dumps(list(raw.shape[1:])),
         "normalised": json.dumps(normalised),
         "resized": json.dumps({"middle_square": preparation.middle_square, "resampling": "bilinear"} if normalised else None),
+        "deep_ranges": json.dumps(_deep_ranges(experiment.federation, client), ensure_ascii=False),
         "method": str(experiment.method),
         "data": experiment.federation.name,
         "model": experiment.settings.model or experiment.federation.default_model,
@@ -191,6 +194,12 @@ def metadata(experiment: Experiment, whose: str, fold: bool) -> dict[str, str]:
         "folded": json.dumps(fold),
         "format": "polyfed 1",
     }
+
+
+def _deep_ranges(federation: Federation, client: str | None) -> DeepRanges:
+    ranges = federation.preparation.deep_ranges
+    own = {name for each in federation.clients if each.id == client for name in (client, *each.domains)}
+    return {domain: each for domain, each in ranges.items() if domain in own} or ranges
 
 
 def require_same(found: Tensor, expected: Tensor, what: str) -> float:

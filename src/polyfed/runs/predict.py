@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +18,28 @@ from torch import Tensor
 from polyfed.core import evaluation
 from polyfed.core.client import Client
 from polyfed.core.client import predicted as predicted_by
-from polyfed.core.data_types import ArrayExamples, Federation
+from polyfed.core.data_types import ArrayExamples, DeepRange, DeepRanges, Federation
 from polyfed.core.workbench import CPU
-from polyfed.data.store.images import fitted, is_image, opened
+from polyfed.data.store.deep_ranges import DEEP_RANGE, describe_range, of_kind, write_option
+from polyfed.data.store.images import (
+    DEEP_MODES,
+    decoded,
+    deep_fitted,
+    deep_range,
+    extremes,
+    fitted,
+    is_image,
+    number_kind,
+    rgb,
+)
 from polyfed.errors import DataError, SettingError, nearest
 from polyfed.settings import FACTS
 from polyfed.tasks.task import Prediction
 
 if TYPE_CHECKING:
     from polyfed.runs.experiment import Experiment
+
+log = logging.getLogger("polyfed")
 
 MAX_CLIENTS = 12
 """Maximum number of clients that an error message names."""
@@ -40,16 +54,23 @@ class ImageInputs:
         height: Height in pixels.
         width: Width in pixels.
         middle_square: Crop each image to its central square before resizing it; otherwise its aspect ratio changes.
+        deep_ranges: Black and white of images with more than 8 bits, as in the run.
+        domain: Domain whose range is used. Default: the range that all domains share.
     """
 
     channels: int
     height: int
     width: int
     middle_square: bool = False
+    deep_ranges: DeepRanges = field(default_factory=dict)
+    domain: str | None = None
 
     @classmethod
-    def of(cls, federation: Federation) -> ImageInputs:
-        """Return the input images of a federation; raise an error if its inputs are not images."""
+    def of(cls, federation: Federation, domain: str | None = None, client: str | None = None) -> ImageInputs:
+        """Return the input images of a federation; raise an error if its inputs are not images.
+
+        Without a domain, the range of images with more than 8 bits is that of the domain of the client, if it has one domain.
+        """
         x, _ = federation.clients[0].train.batch(slice(0, 1))
         if x.dim() != 4 or x.dtype != torch.uint8:
             raise DataError(
@@ -58,16 +79,24 @@ class ImageInputs:
         channels, height, width = map(int, x.shape[1:])
         if channels not in (1, 3):
             raise DataError(f"The inputs of this run have {channels} channels; images have 1 or 3.")
-        return cls(channels, height, width, federation.preparation.middle_square)
+        ranges = federation.preparation.deep_ranges
+        return cls(
+            channels, height, width, federation.preparation.middle_square, ranges, _domain_of_images(federation, domain, client)
+        )
 
     @property
     def shape(self) -> tuple[int, int, int]:
         return self.channels, self.height, self.width
 
-    def options(self) -> dict[str, int | bool]:
+    def options(self) -> dict[str, int | bool | str]:
         """Return the data set options that produce these images; each data set has some of them."""
         sides = {"height": self.height, "width": self.width}
-        return {"size": max(self.height, self.width), "middle_square": self.middle_square, **sides}
+        return {
+            "size": max(self.height, self.width),
+            "middle_square": self.middle_square,
+            **sides,
+            DEEP_RANGE: write_option(self.deep_ranges),
+        }
 
     def tensor(self, images: Any) -> Tensor:
         """Convert images to a uint8 tensor in the input shape of the run.
@@ -89,23 +118,70 @@ class ImageInputs:
 
     def one(self, image: Any) -> Tensor:
         """Convert one image, with the same functions as for training images."""
+        name = str(image) if isinstance(image, str | Path) else "the image"
         if isinstance(image, str | Path):
-            image = _read_file(str(image))
+            image = decoded(_read_file(name), name)
         if isinstance(image, Tensor | np.ndarray):
             image = _as_pil(torch.as_tensor(image))
         if not isinstance(image, Image.Image):
             raise DataError(f"Cannot use {type(image).__name__} as an image. Pass a file, a PIL image, or a uint8 array.")
-        image = fitted(image.convert("L" if self.channels == 1 else "RGB"), (self.height, self.width), self.middle_square)
+        if image.mode in DEEP_MODES:
+            limits = self._limits(image, name)
+            image = Image.fromarray(deep_fitted(image, name, limits, (self.height, self.width), self.middle_square))
+        image = rgb(image, name)
+        image = image.convert("L") if self.channels == 1 else image
+        image = fitted(image, (self.height, self.width), self.middle_square)
         array = np.array(image).reshape(self.height, self.width, self.channels)
         return torch.from_numpy(array).permute(2, 0, 1).contiguous()
 
+    def _limits(self, image: Image.Image, name: str) -> DeepRange:
+        """Return black and white of an image with more than 8 bits, as in the run."""
+        known = of_kind(self.deep_ranges, number_kind(image))
+        lowest, highest = extremes(image, name)
+        if not known:
+            limits = deep_range(lowest, highest)
+            log.warning(
+                "%s has more than 8 bits, and the run records no range for such images. It is scaled by its own range, %s, so its "
+                "brightness may differ from that in training.",
+                name,
+                describe_range(limits),
+            )
+            return limits
+        if self.domain not in known and len(set(known.values())) > 1:
+            described = ", ".join(f"{domain} {describe_range(limits)}" for domain, limits in known.items())
+            raise SettingError(
+                f"{name} has more than 8 bits, and the domains of the run scale such images differently ({described}). Specify the "
+                "domain of the images with --domain."
+            )
+        black, white = known.get(self.domain or "", next(iter(known.values())))
+        if highest > white or lowest < black:
+            log.warning(
+                "%s has values from %g to %g. The run scales %s, so values outside are clipped.",
+                name,
+                lowest,
+                highest,
+                describe_range((black, white)),
+            )
+        return black, white
 
-def _read_file(file: str) -> Image.Image:
+
+def _domain_of_images(federation: Federation, domain: str | None, client: str | None) -> str | None:
+    """Return the domain, checked, or that of the client."""
+    ranges, by_client = federation.preparation.deep_ranges, {each.id: each.domains for each in federation.clients}
+    if domain is None:
+        domains = by_client.get(client or "", ())
+        return client if client in ranges else domains[0] if len(domains) == 1 else None
+    known = list(dict.fromkeys([*(name for names in by_client.values() for name in names), *ranges]))
+    if domain not in known:
+        raise DataError(f"Unknown domain {domain!r}. {nearest(domain, known)}")
+    return domain
+
+
+def _read_file(file: str) -> bytes:
     try:
-        content = Path(file).read_bytes()
+        return Path(file).read_bytes()
     except OSError as error:
         raise DataError(f"Cannot read {file}: {error.strerror or error}.") from error
-    return opened(content, file)
 
 
 def _as_pil(image: Tensor) -> Image.Image:
@@ -182,7 +258,7 @@ class Predictions:
 
 
 def predict_files(
-    open_run: Callable[[], Experiment], images: Sequence[str], client: str | None, newcomer: str | None
+    open_run: Callable[[], Experiment], images: Sequence[str], client: str | None, newcomer: str | None, domain: str | None = None
 ) -> Predictions:
     """Do what ``polyfed.predict`` documents; the run is opened after the images have been found."""
     if newcomer is not None and newcomer not in FACTS["newcomer"].choices:
@@ -195,7 +271,7 @@ def predict_files(
     experiment = open_run()
     model = f"{experiment.method}, {_describe_model(experiment, client, newcomer)}"
     task, classes = experiment.federation.task, experiment.federation.classes
-    read, problems = read_images(files, ImageInputs.of(experiment.federation))
+    read, problems = read_images(files, ImageInputs.of(experiment.federation, domain, client))
     scores = list(predicted(experiment, torch.stack(list(read.values())), client, newcomer)) if read else []
     rows = [_prediction_json(file, task.answer(score, classes), task.noun) for file, score in zip(read, scores, strict=True)]
     return Predictions(rows, task.noun, model, problems)

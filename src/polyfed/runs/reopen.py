@@ -22,6 +22,8 @@ from polyfed.core import evaluation
 from polyfed.core.data_types import ArrayExamples, DataSet, Domain, Examples, Federation, joined
 from polyfed.core.evaluation import Row
 from polyfed.data.federation_summary import FederationSummary, RecordedInputs
+from polyfed.data.registry import data_sets
+from polyfed.data.store.deep_ranges import DEEP_RANGE, describe_range, of_kind
 from polyfed.data.store.examples import Relabelled
 from polyfed.errors import DataError, ModelError, RunFolderError, SettingError, nearest
 from polyfed.models.model_text import images_of_weights
@@ -264,7 +266,8 @@ def use_other_tests(experiment: Experiment, data: str, root: str | None, part: s
     inputs = ImageInputs.of(federation)
     wanted: dict[str, int | bool | str] = {**inputs.options(), "task": federation.task.name}
     other = data_set_with(data, dataclasses.replace(experiment.settings, data=data, root=root), wanted)
-    for note in other.notes:
+    fixed = DEEP_RANGE in data_sets.options_in(data)
+    for note in (*other.notes, *(() if fixed else _scaled_by_own_range(other, federation))):
         notify(note)
     if other.task.name != federation.task.name:
         raise DataError(f"{other.name} is for {other.task.name}, but the run was trained for {federation.task.name}.")
@@ -280,6 +283,18 @@ def use_other_tests(experiment: Experiment, data: str, root: str | None, part: s
     seen = {domain.name: prepared(domain.test) for domain in other.domains if domain.name in known}
     unseen = {domain.name: prepared(_part_of(domain, part)) for domain in other.domains if domain.name not in known}
     experiment.test_on(seen, unseen)
+
+
+def _scaled_by_own_range(other: DataSet, federation: Federation) -> list[str]:
+    """Return notices about deep images of new domains, if the domains of the run do not share the range that they would be scaled by."""
+    recorded = federation.preparation.deep_ranges
+    return [
+        f"The domain {domain} has images with more than 8 bits and is new to the run, which has no common range for them. They are scaled "
+        f"by their own range, {describe_range(limits)}. To use another one, pass DATA with deep_range=..."
+        for domain, by_kind in other.preparation.deep_ranges.items()
+        for kind, limits in by_kind.items()
+        if kind not in recorded.get(domain, {}) and len(set(of_kind(recorded, kind).values())) != 1
+    ]
 
 
 def _label_positions(other: DataSet, classes: Sequence[str], notify: Callable[[str], None]) -> Tensor | None:

@@ -112,18 +112,19 @@ class Result:
         bench.load({name: value for name, value in state.items() if name in bench.live})
         return copy.deepcopy(bench.model).to("cpu").eval()
 
-    def predict(self, images: Any, client: str | None = None) -> list[Prediction]:
+    def predict(self, images: Any, client: str | None = None, domain: str | None = None) -> list[Prediction]:
         """Predict images: the class with all probabilities, or the equivalent of the task (labels, numbers, a mask).
 
         Args:
             images: uint8 array (n, channels, height, width) or (n, height, width, channels), or a list of files or PIL images. They are
                 cropped and resized in the same way as the images of the run.
             client: Client whose model predicts. Default: the newcomer model.
+            domain: Domain of images with more than 8 bits, if the domains of the run scale them differently. Default: that of the client.
         """
         from polyfed.runs.predict import ImageInputs, predicted
 
         federation = self.experiment.federation
-        tensor = ImageInputs.of(federation).tensor(images)
+        tensor = ImageInputs.of(federation, domain, client).tensor(images)
         return [federation.task.answer(row, self.classes) for row in predicted(self.experiment, tensor, client)]
 
     def plot(self) -> Any:

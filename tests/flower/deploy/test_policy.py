@@ -126,6 +126,13 @@ def test_class_counts_are_told_evenly_where_they_may_not_be_told() -> None:
     assert redacted(answer, Policy(data="x", dp_required=True), True).control["description"]["class_counts"] == hidden
 
 
+def test_the_range_of_images_stays_where_noise_is_required() -> None:
+    ranges = {"ward": {"floats": [-1012.5, 3071.0]}}
+    answer = WireMessage({"ok": True, "description": {"client": "pen", "class_counts": [9], "deep_ranges": ranges}})
+    for policy, left in ((Policy(data="x", class_counts=False), ranges), (Policy(data="x", dp_required=True), {})):
+        assert redacted(answer, policy, True).control["description"]["deep_ranges"] == left
+
+
 # Flower's own packing uses a name of pathspec that newer releases of it will take away.
 flowers_packing = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 METHOD = "import polyfed\n\n\n@polyfed.register\ndef mine() -> polyfed.Method:\n    return polyfed.Method()\n"

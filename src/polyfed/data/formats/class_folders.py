@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from polyfed.data.store.archives import FileTree, existing_trees
 from polyfed.data.store.cache import Arrays
 from polyfed.data.store.domain_files import DomainFiles
-from polyfed.data.store.images import decode_all, is_image
+from polyfed.data.store.images import Resizer, decode_all, is_image
 from polyfed.data.store.splits import Splits, in_turn, stratified
 
 SplitLists: TypeAlias = Mapping[str, Sequence[str]]
@@ -47,7 +47,7 @@ class ImageList:
 
     def read(self, size: int, unreadable: list[str]) -> Arrays:
         """Decode all readable images."""
-        x, readable = decode_all(self.tree, self.names, size, unreadable)
+        x, readable = decode_all(self.tree, self.names, Resizer((size, size)), unreadable)
         return {"x": x, "y": self.labels[readable], "kept": readable}
 
     def rows(self, wanted: Sequence[str], arrays: Arrays) -> NDArray[np.int64]:

@@ -14,6 +14,7 @@ from PIL import Image
 
 from polyfed.data.store.archives import FileTree
 from polyfed.data.store.cache import Arrays, RowBuffer
+from polyfed.data.store.deep_ranges import Ranges, range_arrays
 from polyfed.data.store.domain_files import DomainFiles
 from polyfed.data.store.images import Resizer
 from polyfed.data.store.splits import Splits
@@ -36,14 +37,21 @@ def mask_files(
     size: tuple[int, int],
     meaning: Meaning,
     split: Callable[[Pairs], Splits],
+    fixed: Ranges | None = None,
 ) -> DomainFiles:
-    """Return one domain of images with masks, not decoded yet. ``size`` is height and width."""
+    """Return one domain of images with masks, not decoded yet. ``size`` is height and width. ``fixed`` has ranges of deep images."""
     return DomainFiles(
         domain=domain,
         layout=layout,
-        recipe={"masks": 2, "size": size, "meaning": sorted(meaning.items()), "pairs": pairs},
+        recipe={
+            "masks": 2,
+            "size": size,
+            "meaning": sorted(meaning.items()),
+            "pairs": pairs,
+            **({} if fixed is None else {"deep": fixed}),
+        },
         files=tree.identity([name for pair in pairs for name in pair]),
-        read=partial(_read, tree, pairs, size, meaning),
+        read=partial(_read, tree, pairs, size, meaning, fixed),
         split=lambda arrays: split(pairs),
         pairs=True,
     )
@@ -69,11 +77,13 @@ def pairs_by_domain(
     return domains
 
 
-def _read(tree: FileTree, pairs: Pairs, size: tuple[int, int], meaning: Meaning, unreadable: list[str]) -> Arrays:
+def _read(
+    tree: FileTree, pairs: Pairs, size: tuple[int, int], meaning: Meaning, fixed: Ranges | None, unreadable: list[str]
+) -> Arrays:
     """Decode all pairs. Add an error message to ``unreadable`` for each pair that cannot be read."""
     buffer = RowBuffer((len(pairs), 3, *size), (len(pairs), *size))
     x, y = buffer.arrays
-    resizer = Resizer(size)
+    resizer = Resizer(size, fixed=fixed)
     deep: dict[int, str] = {}
     for place, (image, mask) in enumerate(pairs):
         try:
@@ -93,7 +103,7 @@ def _read(tree: FileTree, pairs: Pairs, size: tuple[int, int], meaning: Meaning,
     for place, image in deep.items():
         x[place] = resizer.scaled(tree.read(image), image)
         buffer.release_after(place)
-    return {"x": x, "y": y}
+    return {"x": x, "y": y, **range_arrays(resizer.ranges)}
 
 
 def _require_same_shape(image: str, image_size: tuple[int, int], mask: str, mask_size: tuple[int, int]) -> None:

@@ -8,8 +8,10 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from PIL import Image
+
 from polyfed.data.store.archives import file_tree, sha256_of
-from polyfed.data.store.images import fitted, is_image, opened
+from polyfed.data.store.images import DEEP_MODES, decoded, fitted, is_image, rgb
 from polyfed.errors import DataError, SettingError
 
 QUALITY = 90
@@ -23,6 +25,13 @@ class Packed:
     others: int
     bytes: int
     sha256: str
+
+
+def _shallow(content: bytes, name: str) -> Image.Image:
+    image = decoded(content, name)
+    if image.mode in DEEP_MODES:
+        raise DataError(f"Cannot pack {name}: it has more than 8 bits, and JPEG has 8. Use the files as they are.")
+    return image
 
 
 def pack(source: Path, size: int, out: Path) -> Packed:
@@ -45,7 +54,7 @@ def pack(source: Path, size: int, out: Path) -> Packed:
                 content = tree.read(name)
                 if is_image(name):
                     resized = io.BytesIO()
-                    fitted(opened(content, name), size).save(resized, "JPEG", quality=QUALITY)
+                    fitted(rgb(_shallow(content, name), name), size).save(resized, "JPEG", quality=QUALITY)
                     content, images = resized.getvalue(), images + 1
                 entry = tarfile.TarInfo(top + name)
                 entry.size = len(content)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from polyfed.data.declaration import DataOption
 from polyfed.data.own.own_images import SPLIT_WORDS, OwnImage, OwnImages, registered_own
+from polyfed.data.own.table_columns import choose_group, group_option, unused_columns
 from polyfed.data.store.archives import FileIdentity, contents, identities
-from polyfed.data.store.cache import cache_folder
+from polyfed.data.store.cache import HUGGING_FACE, cache_folder
 from polyfed.errors import DataError, MissingExtra, nearest
+from polyfed.settings import AUTO
 
 LAYOUT = "Hugging Face copy"
+READER = 'huggingface(root="FOLDER"'
 MARKS = ("dataset_dict.json", "state.json")
 """Files written by ``save_to_disk``."""
 
@@ -30,9 +33,11 @@ def _parquet_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.parquet")) or sorted((folder / "data").glob("*.parquet"))
 
 
-def find(root: Path, image: str = "image", label: str = "label", domain: str = "domain", group: str = "") -> OwnImages:
+def find(root: Path, image: str = "image", label: str = "label", domain: str = "domain", group: str = AUTO) -> OwnImages:
     """Return the images of a copy, not decoded yet."""
     tree = _CopyTree(root, image)
+    used = (image, label, domain)
+    group = choose_group(str(root), group, tree.columns(), "", used, READER)
     by_split: dict[str, list[OwnImage]] = {}
     total = 0
     for split, rows in tree.splits.items():
@@ -59,8 +64,11 @@ def find(root: Path, image: str = "image", label: str = "label", domain: str = "
         layout=LAYOUT,
         images=sorted(listed, key=lambda each: each.name),
         classes=tuple(dict.fromkeys([*declared, *sorted({each.label for each in listed})])),
-        reader='huggingface(root="FOLDER"',
-        notes=(f"{root}: skipping {unlabelled:,} of {total:,} images, which have no label.",) if unlabelled else (),
+        reader=READER,
+        notes=(
+            *((f"{root}: skipping {unlabelled:,} of {total:,} images, which have no label.",) if unlabelled else ()),
+            *unused_columns(str(root), tree.columns(), (*used, group)),
+        ),
     )
 
 
@@ -112,6 +120,15 @@ class _CopyTree:
             self.require(self.column, rows.column_names)
         return {name: rows.cast_column(self.column, datasets.Image(decode=False)) for name, rows in splits.items()}
 
+    def columns(self) -> Mapping[str, Callable[[], list[str]]]:
+        """Return a function for the values of each column over all splits."""
+        names = dict.fromkeys(name for rows in self.splits.values() for name in rows.column_names)
+
+        def values(name: str) -> list[str]:
+            return [str(value) for rows in self.splits.values() if name in rows.column_names for value in rows[name]]
+
+        return {name: partial(values, name) for name in names}
+
     def _read(self, datasets: Any) -> Any:
         if any((self.path / mark).is_file() for mark in MARKS):
             return datasets.load_from_disk(str(self.path))
@@ -119,7 +136,10 @@ class _CopyTree:
         for file in _parquet_files(self.path):
             word = file.name.split("-")[0].split(".")[0].lower()
             files.setdefault(word if word in SPLIT_WORDS else "all", []).append(str(file))
-        return datasets.load_dataset("parquet", data_files=files, cache_dir=str(cache_folder() / "huggingface"))
+        copies = cache_folder() / HUGGING_FACE
+        copies.mkdir(parents=True, exist_ok=True)
+        copies.chmod(0o700)
+        return datasets.load_dataset("parquet", data_files=files, cache_dir=str(copies))
 
     def require(self, column: str, columns: Sequence[str]) -> None:
         """Reject a missing column."""
@@ -170,7 +190,8 @@ huggingface = registered_own(
 
     If the copy has the splits train and test, they are used. If it has only train and validation (ImageNet), validation is used for
     testing. Otherwise each domain is split by class, with whole groups together. Images without a label are skipped. Nothing is
-    downloaded. Requires the extra ``polyfed[huggingface]``.
+    downloaded. Like a table, a copy is rejected if a column looks like groups, until the option ``group`` names a column or is empty.
+    Requires the extra ``polyfed[huggingface]``.
     """,
     root="The folder.",
     find=find,
@@ -178,6 +199,9 @@ huggingface = registered_own(
         DataOption("image", "image", "Column of images."),
         DataOption("label", "label", "Column of classes."),
         DataOption("domain", "domain", "Column of domains. A copy without it is a single domain."),
-        DataOption("group", "", "Column of groups (patients), which are never split; empty for none."),
+        replace(
+            group_option,
+            text="Column of groups (patients), which are never split. auto: none, if no column looks like one. Empty: none.",
+        ),
     ],
 )

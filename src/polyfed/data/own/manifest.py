@@ -12,20 +12,40 @@ from typing import Any
 from polyfed.data.declaration import DataOption
 from polyfed.data.own.label_column import read_labels
 from polyfed.data.own.own_images import SPLIT_WORDS, OwnImage, OwnImages, registered_own
+from polyfed.data.own.table_columns import choose_group, group_option, unused_columns
 from polyfed.data.store.archives import FolderTree
 from polyfed.data.store.domain_files import first_of
-from polyfed.errors import DataError
+from polyfed.errors import DataError, nearest
 from polyfed.settings import AUTO
 
-REQUIRED, OPTIONAL = ("path", "domain", "label"), ("group", "split")
+COLUMNS = ("path", "domain", "label", "group", "split")
+OPTIONAL = ("group", "split")
+READER = 'manifest(root="TABLE"'
 SUFFIXES = (".csv", ".tsv", ".parquet")
 LAYOUT = "table of path, domain, label"
 Line = Mapping[str, str]
 
 
-def find(table: Path, images: str = "", task: str = AUTO) -> OwnImages:
+def find(
+    table: Path,
+    images: str = "",
+    task: str = AUTO,
+    path: str = "path",
+    domain: str = "domain",
+    label: str = "label",
+    split: str = "split",
+    group: str = AUTO,
+) -> OwnImages:
     """Return the images that a table lists, not decoded yet."""
-    lines = _read_table(table)
+    written = _read_table(table)
+    heads = tuple(written[0])
+    column_of = {"path": path, "domain": domain, "label": label, "split": split}
+    column_of = {what: column.strip().lower() for what, column in column_of.items()}
+    values = {head: lambda head=head: [line.get(head, "") for line in written] for head in heads}
+    column_of["group"] = choose_group(str(table), group.strip().lower(), values, "group", column_of.values(), READER)
+    _require_columns(table, heads, column_of)
+    lines = [{what: line.get(column, "") for what, column in column_of.items()} for line in written]
+    _require_filled(table, lines)
     folder = Path(images).expanduser() if images else table.parent
     labels = read_labels([line["label"] for line in lines], task, str(table))
     targets = labels.targets or [()] * len(lines)
@@ -41,27 +61,41 @@ def find(table: Path, images: str = "", task: str = AUTO) -> OwnImages:
         layout=LAYOUT + "".join(f", {column}" for column in OPTIONAL if any(line[column] for line in lines)),
         images=sorted(listed, key=lambda image: image.name),
         classes=labels.names if labels.task.class_labels else tuple(dict.fromkeys(labels.strata)),
-        reader='manifest(root="TABLE"',
+        reader=READER,
+        notes=unused_columns(str(table), heads, column_of.values()),
         task=labels.task,
         outputs=labels.names,
     )
 
 
 def _read_table(table: Path) -> list[Line]:
-    """Return the lines of a table as stripped text. Missing optional columns are empty."""
+    """Return the lines of a table as stripped text by column, in lower case."""
     read = _parquet if table.suffix.lower() == ".parquet" else _csv
     lines = read(table)
     if not lines:
         raise DataError(f"{table} lists no images.")
-    absent = [column for column in REQUIRED if column not in lines[0]]
+    return lines
+
+
+def _require_columns(table: Path, heads: Sequence[str], column_of: Mapping[str, str]) -> None:
+    """Reject a table without a required column, or without one that the user named."""
+    absent = [
+        column for what, column in column_of.items() if column not in heads and (what not in OPTIONAL or column not in ("", what))
+    ]
     if absent:
-        raise DataError(f"{table} has the columns {', '.join(lines[0])}; it lacks {', '.join(absent)}.")
+        options = ", ".join(f"{what}=..." for what in COLUMNS if column_of[what] in absent)
+        raise DataError(
+            f"{table} has the columns {', '.join(heads)}; it lacks {', '.join(absent)}. {nearest(absent[0], heads)} Add the column, or "
+            f"specify another one with {READER}, {options})."
+        )
+
+
+def _require_filled(table: Path, lines: Sequence[Line]) -> None:
     for number, line in enumerate(lines, 2):
         # The label may be empty: an image can have none of several labels.
-        blank = [column for column in ("path", "domain") if not line.get(column)]
+        blank = [column for column in ("path", "domain") if not line[column]]
         if blank:
             raise DataError(f"{table}, line {number}: no {', '.join(blank)}.")
-    return [{column: line.get(column, "") for column in (*REQUIRED, *OPTIONAL)} for line in lines]
 
 
 def _csv(table: Path) -> list[Line]:
@@ -130,9 +164,11 @@ manifest = registered_own(
     "manifest",
     """Images listed in a CSV, TSV or Parquet table, optionally with groups that are never split.
 
-    The columns ``path``, ``domain`` and ``label`` are required. ``group`` specifies what an image shows, such as a patient: all
-    images of a group of a domain are in the same split. ``split`` (train, validation, test) assigns an image to a split; without
-    it, each domain is split by class. Parquet requires the extra ``polyfed[parquet]``.
+    The columns ``path``, ``domain`` and ``label`` are required; options specify other names. ``group`` specifies what an image
+    shows, such as a patient: all images of a group of a domain are in the same split. A table without it is rejected if another
+    column (``patient_id``, ``case``, ``slide``, ...) looks like groups, until the option ``group`` names a column or is empty.
+    ``split`` (train, validation, test) assigns an image to a split; without it, each domain is split by class. Parquet requires the
+    extra ``polyfed[parquet]``.
 
     Labels are usually classes. ``cat|dog`` are two labels of one image, which makes the task multi-label. Numbers of which at
     least one has a fraction make it regression. ``task`` (on the command line ``--task``) overrides this.
@@ -140,5 +176,12 @@ manifest = registered_own(
     root="The table.",
     find=find,
     before=[DataOption("images", "", "Folder that the paths are relative to. By default the folder of the table.")],
-    after=[DataOption("task", AUTO, "What the labels are for: classification, multilabel, regression, or auto.")],
+    after=[
+        DataOption("task", AUTO, "What the labels are for: classification, multilabel, regression, or auto."),
+        DataOption("path", "path", "Column of image files."),
+        DataOption("domain", "domain", "Column of domains."),
+        DataOption("label", "label", "Column of labels."),
+        DataOption("split", "split", "Column of splits."),
+        group_option,
+    ],
 )

@@ -12,12 +12,13 @@ from polyfed.core.data_types import DataSet
 from polyfed.data.augment import pair_augmentation
 from polyfed.data.declaration import DataOption, crop_options, described_function, height_option, normalise_option, share_option
 from polyfed.data.formats.mask_files import mask_image
-from polyfed.data.own.own_images import OwnImage, OwnImages, OwnOptions
+from polyfed.data.own.own_images import DEEP_RANGE_TEXT, OwnImage, OwnImages, OwnOptions
 from polyfed.data.registry import data_sets
 from polyfed.data.store.archives import FolderTree, contents
 from polyfed.data.store.domain_files import some_of
 from polyfed.data.store.images import is_image
 from polyfed.errors import DataError
+from polyfed.settings import AUTO
 from polyfed.tasks.known import SEGMENTATION
 from polyfed.tasks.segmentation import IGNORED
 
@@ -34,6 +35,7 @@ OPTIONS = (
     DataOption("seed", 0, "Seed of the split."),
     DataOption("ignore", IGNORED, "Value of pixels without a class."),
     normalise_option("half"),
+    DataOption("deep_range", AUTO, DEEP_RANGE_TEXT),
 )
 
 

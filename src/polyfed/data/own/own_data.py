@@ -10,8 +10,9 @@ from typing import Any
 
 from polyfed.core.data_types import DataSet
 from polyfed.data.own import huggingface, image_folder, manifest, mask_folder
-from polyfed.data.own.own_images import OwnImages
+from polyfed.data.own.own_images import OPTION_TEXTS, OwnImages, OwnOptions
 from polyfed.data.registry import data_sets
+from polyfed.text import read_call
 
 
 def is_own_data(text: str) -> bool:
@@ -33,12 +34,21 @@ def options_of_own_data(path: str) -> Collection[str]:
     return inspect.signature(_reader(path)[0]).parameters
 
 
-def own_images(path: str) -> OwnImages:
-    """Return the images of a folder or a table, not decoded yet."""
-    return _reader(path)[1](Path(path).expanduser())
+def own_images(text: str) -> tuple[OwnImages, OwnOptions] | None:
+    """Return the images of a folder, a table or a call that reads one, not decoded yet, with their options. None for other data."""
+    if is_own_data(text):
+        return _reader(text)[1](Path(text).expanduser()), OwnOptions()
+    name = text.split("(")[0].strip()
+    record = data_sets.find(name) if name in data_sets else None
+    if record is None or "find" not in record.extra or "root" not in data_sets.options_in(text):
+        return None
+    values = record.bind(read_call(text))
+    options = OwnOptions(**{each: values.pop(each) for each in OPTION_TEXTS})  # type: ignore[arg-type]
+    options.check(name)
+    return record.extra["find"](Path(str(values.pop("root"))).expanduser(), **values), options
 
 
-def _reader(path: str) -> tuple[Callable[..., DataSet], Callable[[Path], OwnImages]]:
+def _reader(path: str) -> tuple[Callable[..., DataSet], Callable[..., OwnImages]]:
     if mask_folder.has_masks(path):
         return mask_folder.mask_folder, mask_folder.find
     if huggingface.is_copy(path):

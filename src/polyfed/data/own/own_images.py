@@ -18,10 +18,12 @@ from polyfed.data.formats.mask_files import Meaning, mask_files
 from polyfed.data.registry import data_sets
 from polyfed.data.store.archives import FileTree
 from polyfed.data.store.cache import Arrays
+from polyfed.data.store.deep_ranges import of_domain, range_arrays, read_option
 from polyfed.data.store.domain_files import SKIPPED, DomainFiles, first_of, source_text
-from polyfed.data.store.images import decode_all
+from polyfed.data.store.images import Resizer, decode_all
 from polyfed.data.store.splits import Splits, check_share, grouped, stratified
 from polyfed.errors import DataError, OptionError
+from polyfed.settings import AUTO
 from polyfed.tasks.known import CLASSIFICATION, MULTILABEL, REGRESSION
 from polyfed.tasks.task import Task
 
@@ -69,6 +71,7 @@ class OwnOptions:
     augment: str = "none"
     normalise: str = "half"
     middle_square: bool = False
+    deep_range: str = AUTO
     augment_pairs: PairAugmentation | None = None
 
     @property
@@ -86,8 +89,10 @@ class OwnOptions:
                 f"got size {self.size}, seed {self.seed}, test_share {self.test_share} and validation_share {self.validation_share}."
             )
         preparation(self.normalise, self.augment)
+        read_option(owner, self.deep_range)
 
 
+DEEP_RANGE_TEXT = "Values that become black and white in images with more than 8 bits: auto (measured per domain), or BLACK..WHITE."
 OPTION_TEXTS = {
     "size": "Side of the images.",
     "test_share": "Fraction of each domain used for testing, if the data has no test split.",
@@ -97,6 +102,7 @@ OPTION_TEXTS = {
     "augment": "Augmentation of training batches.",
     "normalise": "Normalisation.",
     "middle_square": "Crop each image to its middle square, instead of changing its aspect ratio.",
+    "deep_range": DEEP_RANGE_TEXT,
 }
 
 
@@ -118,7 +124,7 @@ def registered_own(
     defaults = {field.name: field.default for field in fields(OwnOptions)}
     common = [DataOption(each, defaults[each], text) for each, text in OPTION_TEXTS.items()]  # type: ignore[arg-type]
     reader = described_function(name, about, root, [*before, *common, *after], build, find)
-    data_sets.add(reader)
+    data_sets.add(reader, find=find)
     return reader
 
 
@@ -165,10 +171,12 @@ class OwnImages:
         return {name: label for label, name in enumerate(self.classes)}
 
     def _source(self, domain: str, images: Sequence[OwnImage], options: OwnOptions) -> DomainFiles:
+        fixed = of_domain(read_option(self.name, options.deep_range), domain)
         if self.meaning is not None:
             pairs = [(image.name, image.mask) for image in images]
             split = split_rows(options, self.facts(images))
-            return mask_files(domain, self.layout, self.tree, pairs, options.sides, self.meaning, lambda pairs: split)
+            files = mask_files(domain, self.layout, self.tree, pairs, options.sides, self.meaning, lambda pairs: split, fixed)
+            return replace(files, data=self.name, root=str(self.root.resolve()))
         return DomainFiles(
             domain=domain,
             layout=self.layout,
@@ -176,13 +184,16 @@ class OwnImages:
                 "set": "own_images",
                 "size": options.size,
                 "square": options.middle_square,
+                "deep": fixed,
                 "rows": [(self._label_of[image.label], image.group, image.split) for image in images],
                 "targets": [image.target for image in images],
             },
             files=self.tree.identity([image.name for image in images]),
-            read=partial(self._read, images, options),
+            read=partial(self._read, images, Resizer(options.sides, options.middle_square, fixed)),
             split=partial(split_rows, options),
             skip_unreadable=options.skip_unreadable,
+            data=self.name,
+            root=str(self.root.resolve()),
             advice=f" To skip them, specify the data as: {self.reader}, skip_unreadable=True).",
         )
 
@@ -203,10 +214,11 @@ class OwnImages:
             arrays["target"] = np.array([image.target[0] for image in images], np.float32)
         return arrays
 
-    def _read(self, images: Sequence[OwnImage], options: OwnOptions, unreadable: list[str]) -> Arrays:
+    def _read(self, images: Sequence[OwnImage], resizer: Resizer, unreadable: list[str]) -> Arrays:
         names = [image.name for image in images]
-        x, readable = decode_all(self.tree, names, options.sides[0], unreadable, options.middle_square)
-        return {"x": x, "kept": readable, **{name: values[readable] for name, values in self.facts(images).items()}}
+        x, readable = decode_all(self.tree, names, resizer, unreadable)
+        facts = {name: values[readable] for name, values in self.facts(images).items()}
+        return {"x": x, "kept": readable, **facts, **range_arrays(resizer.ranges)}
 
     def data_set(self, options: OwnOptions) -> DataSet:
         """Decode the images, or load them from the cache, then split and check them."""
@@ -222,7 +234,12 @@ class OwnImages:
             name=self.name,
             classes=self.outputs or self.classes,
             domains=domains,
-            preparation=replace(prepared, middle_square=options.middle_square, augment_pairs=options.augment_pairs),
+            preparation=replace(
+                prepared,
+                middle_square=options.middle_square,
+                augment_pairs=options.augment_pairs,
+                deep_ranges={domain.name: domain.deep_ranges for domain in domains if domain.deep_ranges},
+            ),
             default_model=self.task.default_model,
             task=self.task,
             source=source_text(sources, domains, pixels, f"seed {options.seed}", skipped),

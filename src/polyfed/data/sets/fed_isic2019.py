@@ -25,7 +25,7 @@ from polyfed.data.declaration import (
 from polyfed.data.store.archives import FileTree, FolderTree, existing_trees
 from polyfed.data.store.cache import Arrays
 from polyfed.data.store.domain_files import DomainFiles
-from polyfed.data.store.images import decode_all, resized, tiles
+from polyfed.data.store.images import Resizer, decode_all, resized, tiles
 from polyfed.data.store.splits import Splits, grouped, with_validation
 from polyfed.errors import DataError, OptionError
 
@@ -146,7 +146,7 @@ def _rows(content: bytes, name: str, columns: Sequence[str]) -> list[IndexRow]:
 
 
 def _read_files(images: FolderTree, names: list[str], rows: list[IndexRow], size: int, unreadable: list[str]) -> Arrays:
-    x, readable = decode_all(images, names, size, unreadable, middle_square=True)
+    x, readable = decode_all(images, names, Resizer((size, size), middle_square=True), unreadable)
     return {"x": x, **_labels([rows[position] for position in readable])}
 
 

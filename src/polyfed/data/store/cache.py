@@ -1,6 +1,7 @@
 """Cache decoded arrays on disk, so that images are decoded once and memory-mapped afterwards.
 
-An entry is a folder ``<key>/`` with one ``.npy`` file per array and ``about.json``, which contains their checksums. The key is a
+An entry is a folder ``<key>/`` with one ``.npy`` file per array and ``about.json``, which contains their checksums and the origin of the
+data; its modification time is the last use. The key is a
 sha256 over the recipe and the identity (path, size, modification time) of every source file, so that a changed file creates a new
 entry. An entry is written to a temporary folder and renamed. An entry with a wrong checksum is rebuilt.
 """
@@ -28,6 +29,11 @@ from numpy.typing import NDArray
 from polyfed.data.store.archives import FileIdentity
 from polyfed.errors import DataError
 
+ABOUT = "about.json"
+HUGGING_FACE = "huggingface"
+"""Folder of the tables that Hugging Face ``datasets`` writes from Parquet files."""
+TEMPORARY = (".new-", ".old-")
+"""Prefixes of entries that are being written or replaced."""
 RECIPE_VERSION = 2
 """Increase this number if the same files and options yield different arrays."""
 
@@ -47,7 +53,12 @@ def cache_folder() -> Path:
     return Path(variable).expanduser() if variable else Path.home() / ".cache" / "polyfed"
 
 
-def cached(recipe: Mapping[str, object], files: Sequence[FileIdentity], build: Callable[[], Arrays]) -> Arrays:
+def cached(
+    recipe: Mapping[str, object],
+    files: Sequence[FileIdentity],
+    build: Callable[[], Arrays],
+    origin: Mapping[str, str] | None = None,
+) -> Arrays:
     """Return the arrays for a recipe and its source files from the cache, or build and store them.
 
     Large arrays are mapped copy-on-write: several processes share the memory, and changes are never written to disk.
@@ -56,15 +67,24 @@ def cached(recipe: Mapping[str, object], files: Sequence[FileIdentity], build: C
         recipe: Everything that determines the arrays besides the files.
         files: Source files.
         build: Computes the arrays.
+        origin: Where the images come from (``data``, ``domain``, ``root``), for ``polyfed data cache``.
     """
     entry = cache_folder() / cache_key(recipe, files)
     if entry.is_dir():
         try:
-            return _load(entry)
+            arrays = _load(entry)
+            mark_used(entry / ABOUT)
+            return arrays
         except DataError as error:
             _log.warning("%s Rebuilding it.", error)
-    _store(entry, build())
+    _store(entry, build(), origin or {})
     return _load(entry)
+
+
+def mark_used(file: Path) -> None:
+    """Record the time of the last use of an entry."""
+    with contextlib.suppress(OSError):  # a cache that cannot be written can still be read
+        os.utime(file)
 
 
 class RowBuffer:
@@ -111,7 +131,7 @@ def cache_key(recipe: Mapping[str, object], files: Sequence[FileIdentity]) -> st
 
 def _load(entry: Path) -> Arrays:
     try:
-        about = json.loads((entry / "about.json").read_text())
+        about = json.loads((entry / ABOUT).read_text())
         checksums = {str(name): int(value) for name, value in about["crc32"].items()}
         for name, expected in checksums.items():
             if _crc32(entry / f"{name}.npy") != expected:
@@ -129,15 +149,15 @@ def _open_array(path: Path) -> NDArray[Any]:
     return found
 
 
-def _store(entry: Path, arrays: Arrays) -> None:
+def _store(entry: Path, arrays: Arrays, origin: Mapping[str, str]) -> None:
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=entry.parent))
+        temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY[0], dir=entry.parent))
         try:
             for name, values in arrays.items():
                 _save(temporary / f"{name}.npy", values)
             checksums = {name: _crc32(temporary / f"{name}.npy") for name in arrays}
-            (temporary / "about.json").write_text(json.dumps({"crc32": checksums}))
+            (temporary / ABOUT).write_text(json.dumps({"crc32": checksums, "origin": dict(origin)}))
             _install(temporary, entry)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -160,7 +180,7 @@ def _save(path: Path, values: NDArray[Any]) -> None:
 def _install(temporary: Path, entry: Path) -> None:
     """Rename the new entry into place. Keep a valid entry that another process created in the meantime."""
     if entry.is_dir() and not _is_valid(entry):
-        damaged = Path(tempfile.mkdtemp(prefix=".old-", dir=entry.parent))
+        damaged = Path(tempfile.mkdtemp(prefix=TEMPORARY[1], dir=entry.parent))
         with contextlib.suppress(FileNotFoundError):  # another process may have moved it first
             entry.rename(damaged / "entry")
         shutil.rmtree(damaged)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from polyfed.core.data_types import Domain
 from polyfed.data.store.archives import FileIdentity
 from polyfed.data.store.cache import Arrays, cached
+from polyfed.data.store.deep_ranges import ranges_in
 from polyfed.data.store.examples import RowExamples
 from polyfed.data.store.splits import Splits
 from polyfed.errors import DataError
@@ -58,13 +60,15 @@ class DomainFiles:
         recipe: Everything that determines the arrays besides the files.
         files: Source files of the arrays.
         read: Decodes the images into ``x`` (n, 3, height, width) and ``y`` (n,), optionally with ``target`` (if the target is not
-            ``y``), ``group`` (n,) and ``kept`` (positions of readable images). Adds an error message to its argument for each
+            ``y``), ``group`` (n,), the ranges of deep images, and ``kept`` (positions of readable images). Adds an error message to its argument for each
             unreadable image.
         split: Returns the rows of each split, given the arrays.
         advice: Advice about unreadable images, for the error message.
         names: Image names, if each image has a separate file.
         middle_square: True if each image is cropped to its middle square before it is resized.
         pairs: True if ``y`` contains masks. Then no example can be skipped, and none has a single class.
+        data: Name of the data, for the list of cached copies. Default: that in the recipe.
+        root: Folder or table of the data. Default: the common parent folder.
     """
 
     domain: str
@@ -79,6 +83,8 @@ class DomainFiles:
     names: Sequence[str] = ()
     middle_square: bool = False
     pairs: bool = False
+    data: str = ""
+    root: str = ""
 
     def load(self) -> Domain:
         """Return the domain, with memory-mapped images."""
@@ -90,7 +96,7 @@ class DomainFiles:
             if len(rows) or split != "validation"
         }
         group = torch.from_numpy(arrays["group"])[splits["train"].rows] if "group" in arrays else None
-        return Domain(self.domain, splits["train"], splits["test"], splits.get("validation"), group)
+        return Domain(self.domain, splits["train"], splits["test"], splits.get("validation"), group, ranges_in(arrays))
 
     def count(self, classes: int, unreadable: list[str], duplicates: Duplicates) -> Counts:
         """Decode everything without the cache and count it. Pairs are not compared, and unreadable pairs are counted too."""
@@ -109,7 +115,9 @@ class DomainFiles:
         if self.problems:
             raise DataError(some_of(self.problems))
         recipe = {**self.recipe, "domain": self.domain, **({} if self.pairs else {"skip": self.skip_unreadable})}
-        return cached(recipe, self.files, self._decode)
+        root = self.root or os.path.commonpath([os.path.dirname(path) for path, *_ in self.files] or ["/"])
+        origin = {"data": self.data or str(self.recipe.get("set", "images with masks")), "domain": self.domain, "root": root}
+        return cached(recipe, self.files, self._decode, origin)
 
     def _decode(self) -> Arrays:
         unreadable: list[str] = []

@@ -2,7 +2,7 @@
 
 Images are rotated according to their EXIF tag. All colour modes are converted to RGB, and transparency is dropped. *Deep* images, which
 have more than 8 bits or are floating-point, are scaled to 8 bits by one rule per domain, so that their brightness stays comparable; see
-``deep_range``. Integer and floating-point files are scaled separately, because their values have different units.
+``deep_range`` and ``deep_ranges``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from polyfed.core.data_types import DeepRange
 from polyfed.data.store.archives import FileTree
 from polyfed.data.store.cache import RowBuffer
+from polyfed.data.store.deep_ranges import FLOATS, INTEGERS, Ranges
 from polyfed.errors import DataError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -62,10 +64,19 @@ def opened(content: bytes, name: str) -> Image.Image:
     """Return an image as RGB. A deep image is scaled by its own range."""
     image = decoded(content, name)
     if image.mode not in DEEP_MODES:
-        return _rgb(image, name)
+        return rgb(image, name)
+    return Image.fromarray(_scaled(_deep_values(image, name), deep_range(*extremes(image, name)))).convert("RGB")
+
+
+def number_kind(image: Image.Image) -> str:
+    """Return the kind of numbers in a deep image."""
+    return FLOATS if image.mode == "F" else INTEGERS
+
+
+def extremes(image: Image.Image, name: str) -> DeepRange:
+    """Return the lowest and the highest value of a deep image."""
     values = _deep_values(image, name)
-    limits = deep_range(float(values.min()), float(values.max()))
-    return Image.fromarray(_scaled(values, limits)).convert("RGB")
+    return float(values.min()), float(values.max())
 
 
 def comparable_pixels(image: Image.Image) -> NDArray[Any]:
@@ -73,7 +84,7 @@ def comparable_pixels(image: Image.Image) -> NDArray[Any]:
     return np.asarray(image if image.mode in DEEP_MODES else image.convert("RGB"))
 
 
-def deep_range(lowest: float, highest: float) -> tuple[float, float]:
+def deep_range(lowest: float, highest: float) -> DeepRange:
     """Return the values of deep images that become black and white, given the range of all images that are read together.
 
     Values from 0 to 1 are fractions of white. Other non-negative values are integers of a common bit depth: white is the smallest of
@@ -103,14 +114,20 @@ def fitted(image: Image.Image, size: int | tuple[int, int], middle_square: bool 
     return image if image.size == (width, height) else image.resize((width, height), Image.Resampling.BILINEAR)
 
 
+def deep_fitted(
+    image: Image.Image, name: str, limits: DeepRange, size: int | tuple[int, int], middle_square: bool = False
+) -> NDArray[np.uint8]:
+    """Return a deep image as grey (height, width), resized and then scaled, for training and prediction."""
+    return _scaled(np.asarray(fitted(Image.fromarray(_deep_values(image, name)), size, middle_square)), limits)
+
+
 def decode_all(
-    tree: FileTree, names: Sequence[str], size: int, unreadable: list[str], middle_square: bool = False
+    tree: FileTree, names: Sequence[str], resizer: Resizer, unreadable: list[str]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return all readable images and the positions of their names. Add an error message to ``unreadable`` for each other image."""
-    buffer = RowBuffer((len(names), 3, size, size))
+    buffer = RowBuffer((len(names), 3, *resizer.size))
     (images,) = buffer.arrays
     readable: list[int] = []
-    resizer = Resizer((size, size), middle_square)
     deep: dict[int, str] = {}
     for position, name in enumerate(names):
         row = len(readable)
@@ -135,11 +152,13 @@ class Resizer:
     """Resizes images that are read together.
 
     Deep images are read again once the range of all values is known, because keeping them until then would require too much memory.
+    ``fixed`` has ranges that are not measured.
     """
 
-    def __init__(self, size: tuple[int, int], middle_square: bool = False) -> None:
+    def __init__(self, size: tuple[int, int], middle_square: bool = False, fixed: Ranges | None = None) -> None:
         self.size, self.middle_square = size, middle_square
-        self._ranges: dict[bool, tuple[float, float]] = {}
+        self._fixed = fixed or {}
+        self._extremes: dict[str, DeepRange] = {}
         self.last_size = (0, 0)
         """Original width and height of the last image."""
 
@@ -148,19 +167,21 @@ class Resizer:
         image = decoded(content, name)
         self.last_size = image.size
         if image.mode in DEEP_MODES:
-            values = _deep_values(image, name)
-            lowest, highest = self._ranges.get(image.mode == "F", (np.inf, -np.inf))
-            self._ranges[image.mode == "F"] = min(lowest, float(values.min())), max(highest, float(values.max()))
+            lowest, highest = extremes(image, name)
+            known = self._extremes.get(number_kind(image), (lowest, highest))
+            self._extremes[number_kind(image)] = min(lowest, known[0]), max(highest, known[1])
             return None
-        return np.asarray(fitted(_rgb(image, name), self.size, self.middle_square)).transpose(2, 0, 1)
+        return np.asarray(fitted(rgb(image, name), self.size, self.middle_square)).transpose(2, 0, 1)
+
+    @property
+    def ranges(self) -> Ranges:
+        """Ranges of the deep images added, by kind of numbers."""
+        return {kind: self._fixed.get(kind) or deep_range(*found) for kind, found in self._extremes.items()}
 
     def scaled(self, content: bytes, name: str) -> NDArray[np.uint8]:
         """Return a deep image as grey (1, height, width), scaled by the range of all images added."""
         image = decoded(content, name)
-        values = Image.fromarray(_deep_values(image, name))
-        return _scaled(np.asarray(fitted(values, self.size, self.middle_square)), deep_range(*self._ranges[image.mode == "F"]))[
-            None
-        ]
+        return deep_fitted(image, name, self.ranges[number_kind(image)], self.size, self.middle_square)[None]
 
 
 def tiles(content: bytes, name: str, side: int, count: int) -> NDArray[np.uint8]:
@@ -195,7 +216,8 @@ def colour(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     return resized(np.ascontiguousarray(images.transpose(0, 3, 1, 2)), size)
 
 
-def _rgb(image: Image.Image, name: str) -> Image.Image:
+def rgb(image: Image.Image, name: str) -> Image.Image:
+    """Return an 8-bit image of any colour mode as RGB."""
     try:
         return (image.convert("RGBA") if image.mode == "P" else image).convert("RGB")
     except _UNREADABLE as error:
@@ -209,7 +231,7 @@ def _deep_values(image: Image.Image, name: str) -> NDArray[np.float32]:
     return values
 
 
-def _scaled(values: NDArray[np.float32], limits: tuple[float, float]) -> NDArray[np.uint8]:
+def _scaled(values: NDArray[np.float32], limits: DeepRange) -> NDArray[np.uint8]:
     black, white = limits
     fractions: NDArray[np.float32] = (values - black) / max(white - black, 1e-12)
     grey: NDArray[np.uint8] = np.rint(fractions.clip(0, 1) * 255).astype(np.uint8)

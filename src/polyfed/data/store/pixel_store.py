@@ -8,6 +8,7 @@ decoded every time.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import zlib
@@ -76,6 +77,9 @@ class PixelStore:
                 if os.fstat(sums).st_size < 4 * len(self.names):
                     os.ftruncate(sums, 4 * len(self.names))
                 os.close(sums)
+                data, _, domain = self.name.partition("/")
+                origin = {"data": data, "domain": domain, "root": str(self.tree.path.resolve())}
+                self.path.with_suffix(".json").write_text(json.dumps({"origin": origin}))
                 table: NDArray[np.uint32] = np.memmap(sums_file, np.uint32, "r+", shape=(len(self.names),))
             except OSError as error:
                 raise storage_error(self.path.parent, error) from error

@@ -82,13 +82,16 @@ def unlisted_code(load: Sequence[str]) -> list[str]:
 
 
 def redacted(reply: WireMessage, policy: Policy, is_description: bool) -> WireMessage:
-    """Return a reply without file paths, and without class counts if the policy withholds them."""
+    """Return a reply without file paths, and without class counts and ranges of images if the policy withholds them."""
     control: dict[str, Any] = dict(reply.control)
     if not control.get("ok"):
         log.warning("%s", control.get("problem"))
         control["problem"] = without_paths(str(control.get("problem")))
     elif is_description and not policy.sends_class_counts:
-        control["description"] = {**control["description"], "class_counts": uniform_counts(control["description"]["class_counts"])}
+        described = control["description"]
+        control["description"] = {**described, "class_counts": uniform_counts(described["class_counts"])}
+        if policy.dp_required:  # extreme pixels are not covered by noise
+            control["description"]["deep_ranges"] = {}
     return dataclasses.replace(reply, control=control)
 
 

@@ -214,6 +214,9 @@ class Node:
             "mean": list(federation.preparation.mean),
             "std": list(federation.preparation.std),
             "middle_square": federation.preparation.middle_square,
+            "deep_ranges": {
+                domain: found for domain, found in federation.preparation.deep_ranges.items() if domain in data.domains
+            },
             "tests": {domain: len(examples) for domain, examples in data.tests.items()},
             "validation": None if data.validation is None else len(data.validation),
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from polyfed.core.data_types import Examples, Federation, Preparation
+from polyfed.core.data_types import DeepRange, DeepRanges, Examples, Federation, Preparation
 from polyfed.data.federation_summary import ClientSummary, FederationSummary, input_type
 from polyfed.data.partitions.federate import whole_domain
 from polyfed.errors import DataError
@@ -30,10 +30,19 @@ def federation_of(nodes: Sequence[Description]) -> Federation:
         ),
         input_shape=first.input_shape,
         input_type=first.input_type,
-        preparation=Preparation(first.mean, first.std, middle_square=first.middle_square),
+        preparation=Preparation(first.mean, first.std, middle_square=first.middle_square, deep_ranges=_deep_ranges(nodes)),
         default_model=first.default_model,
         source="; ".join(dict.fromkeys(node.source for node in nodes)),
     ).federation()
+
+
+def _deep_ranges(nodes: Sequence[Description]) -> DeepRanges:
+    """Return the ranges of deep images by domain, and by client if nodes scale the same domain differently."""
+    found: dict[str, Mapping[str, DeepRange]] = {}
+    for node in nodes:
+        for domain, ranges in node.deep_ranges.items():
+            found[domain if found.get(domain, ranges) == ranges else node.client] = ranges
+    return found
 
 
 def unseen_at_server(settings: Settings, data: str, node: Description) -> Mapping[str, Examples]:

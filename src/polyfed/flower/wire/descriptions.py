@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeAlias
 
+from polyfed.core.data_types import DeepRanges
 from polyfed.data.federation_summary import INPUT_TYPES
+from polyfed.data.store.deep_ranges import read_ranges
 from polyfed.errors import DataError
 from polyfed.extras import shown
 from polyfed.flower.wire.message import PROTOCOL, BadMessage
@@ -135,6 +137,7 @@ class Description:
     samples: int = _checked(_count)
     torch: str = ""
     middle_square: bool = False
+    deep_ranges: DeepRanges = field(default_factory=dict)
 
     @classmethod
     def read(cls, values: object) -> Description:
@@ -150,6 +153,9 @@ class Description:
                 **{name: read(values[name], name) for name, read in readers.items()},
                 torch=versions.get("torch", ""),
                 middle_square=values.get("middle_square") is True,
+                deep_ranges=_table(lambda found, what: read_ranges({"": found})[""], MAX_DOMAINS)(
+                    values.get("deep_ranges", {}), "deep_ranges"
+                ),
             )
             found._require_consistent()
         except KeyError as error:
