@@ -37,7 +37,7 @@ def test_one_command_makes_all_runs_of_a_comparison(turns: Path, polyfed: Comman
     assert command is not None and "--protocol leave-one-out" in command and "--unseen" not in command
     assert "fedprox(mu=0.1) with lr=0.02" in command and "--seed 3" in command
     ended = polyfed(*shlex.split(command)[1:], "--out", turns)
-    assert ended.code == 0 and f"10 of 10 runs were in {turns} already" in ended.err
+    assert ended.code == 0 and f"Reusing 10 of 10 runs from {turns}." in ended.err
     page = render(sorted(path.parent for path in turns.glob("*/run.toml")))
     assert "Separate commands for the 10 runs" in page and page.count("<span>compare</span>") == 1
 

@@ -130,7 +130,7 @@ def test_what_cannot_be_written_is_said(runs: Path, tmp_path: Path, polyfed: Com
         assert ended.code == 2 and not list(tmp_path.glob("t.*"))
         return ended.err
 
-    assert "Add --tables latex, or name a file that ends in .html." in refused("-o", "t.tex")
+    assert "Add --tables latex, or pass a file name that ends in .html." in refused("-o", "t.tex")
     assert "--tables md writes .md files, but -o is t.tex." in refused("--tables", "md", "-o", "t.tex")
     assert "--tables does not support 'word'." in refused("--tables", "word")
     assert "--figures does not support 'gif'." in refused("--figures", "gif")
