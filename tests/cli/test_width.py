@@ -95,7 +95,8 @@ def test_a_comparison_fits(at: At) -> None:
     assert re.search(footnote, " ".join(narrow.split()))
     assert "McNemar" not in narrow and "McNemar" in broad
     assert (
-        "extra CPU s: CPU seconds of training by round" not in narrow and "extra CPU s: CPU seconds of training by round" in broad
+        "extra CPU s: additional CPU seconds of training per round" not in narrow
+        and "extra CPU s: additional CPU seconds of training per round" in broad
     )
     # A narrower terminal keeps mean and worst; fedavg is in the folder already.
     narrow = at(44, *words[:3], "fedavg; fedbn", *words[4:])
