@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from polyfed.cli.tables import Cell, Row
     from polyfed.studies.report.comparison import Comparison
     from polyfed.studies.report.costs import Expense, Spent
-    from polyfed.studies.report.run_set import Column, MethodRow
+    from polyfed.studies.report.run_set import RunSet
 
 ALWAYS_SHOWN = ("mean", "worst")
 """Columns that are shown even on narrow terminals."""
@@ -119,7 +119,7 @@ def _print(found: Comparison, costs: bool, view: View) -> None:
         print(f"Reusing {found.reused} of {found.planned} runs from {found.folder}.", file=sys.stderr)
     print_warnings(found.warnings)
     data = found.data if found.protocol == SEEN else f"{found.data}, {found.protocol}: each domain held out in turn"
-    print_methods(f"{data}: {MEASURES[found.metric]} in %", found.rows, view)
+    print_methods(f"{data}: {MEASURES[found.metric]} in %", found.run_set, view)
     reason = found.metric_reason if found.metric != "accuracy" else ""
     always = [short_reason(found.metric_reason, found.metric)]
     print_footnotes(_summarise(found), [reason, found.significance, found.note], view, always)
@@ -133,10 +133,7 @@ def _summarise(found: Comparison) -> str:
     """Return the most important footnote of the table, on one line."""
     seeds = len(found.seeds)
     error_note = "± is the standard error." if seeds == 1 else f"± is the standard deviation over {seeds} seeds."
-    if found.lead is None:
-        return error_note
-    low, high = (f"{100 * end:+.1f}".replace("-", "−") for end in found.lead)
-    return f"Best minus second best: {low} to {high} points (95 % interval). {error_note}"
+    return " ".join([*(verdict.summary for verdict in found.verdicts if verdict.summary), error_note])
 
 
 def _print_costs(rows: Sequence[Expense], reference: Spent, view: View) -> None:
@@ -159,58 +156,54 @@ def _print_costs(rows: Sequence[Expense], reference: Spent, view: View) -> None:
         print_footnotes("", [*uploads, describe_reference(reference), NOTE], view)
 
 
-def print_methods(title: str, rows: Sequence[MethodRow], view: View) -> None:
-    """Print the table of methods, and the problems of methods that could not be run."""
-    print_fitted(title, _fitting(rows, console().width, view), view)
-    for problem in dict.fromkeys(row.problem for row in rows if row.problem):
-        print_text(f"{'; '.join(row.method for row in rows if row.problem == problem)} could not be run: {problem}")
+def print_methods(title: str, runs: RunSet, view: View) -> None:
+    """Print the table of methods, and the problems of methods that could not be run with all seeds."""
+    print_fitted(title, _fitting(runs, console().width, view), view)
+    for problem in dict.fromkeys(row.problem for row in runs.rows if row.problem):
+        print_text(f"{'; '.join(row.method for row in runs.rows if row.problem == problem)} could not be run: {problem}")
+    for row in runs.rows:
+        if row.missing:
+            print_text(row.note)
 
 
-def _fitting(rows: Sequence[MethodRow], width: int, view: View) -> FittedTable:
-    """Return the table with one line per method, or with errors below their numbers if that makes all domain columns fit."""
-    from polyfed.studies.report.run_set import RunSet
-
-    flat = _method_table(rows, stacked=False)
+def _fitting(runs: RunSet, width: int, view: View) -> FittedTable:
+    """Return the table with one line per method, or with stacked errors if only then all domain columns fit."""
+    flat = _method_table(runs, stacked=False)
     if view.wide or not flat.hidden(width):
         return flat
-    stacked = _method_table(rows, stacked=True)
-    names = {column.name for column in RunSet(rows).all_columns()}
+    stacked = _method_table(runs, stacked=True)
+    names = {column.name for column in runs.all_columns()}
     return flat if names & set(stacked.hidden(width)) else stacked
 
 
-def _method_table(rows: Sequence[MethodRow], stacked: bool) -> FittedTable:
+def _method_table(runs: RunSet, stacked: bool) -> FittedTable:
     """Return a table with one row per method and the best values in bold. ``stacked`` puts errors below their numbers."""
     from polyfed.runs.scores import BASELINE
-    from polyfed.studies.report.run_set import RunSet
     from polyfed.studies.report.words import percent
 
-    runs = RunSet(rows)
     columns = runs.all_columns()
-    best = {column: runs.best(column) for column in columns}
     cost_columns = {"MB up": ("bytes_up", 1e6, 3), "MB down": ("bytes_down", 1e6, 3), "s": ("seconds", 1, 1)}
     cheapest = {name: runs.cheapest(field) for name, (field, _, _) in cost_columns.items()}
     names = [column.name for column in columns]
     unseen = [name for name in names if name.startswith("unseen: ")]
     domains = [name for name in names if name not in (*ALWAYS_SHOWN, *unseen)]
 
-    def cell(text: str, bold: bool) -> Cell:
+    def styled_cell(text: str, bold: bool) -> Cell:
         text = text.replace(" ±", "\n±") if stacked else text
         return styled(text, "bold") if bold else text
 
-    def score(row: MethodRow, column: Column) -> Cell:
-        number = row.number(column.view, column.key)
-        return "-" if number is None else cell(percent(number.value, number.error), row in best[column])
-
     shown: list[Row] = []
-    for row in rows:
+    for row in runs.listed:
         if row.problem:
             shown.append([row.method, *("-" for _ in (*columns, *cost_columns))])
             continue
         costs = [
-            cell(f"{getattr(row, field) / unit:.{digits}f}", row in cheapest[name])
+            styled_cell(f"{getattr(row, field) / unit:.{digits}f}", row in cheapest[name])
             for name, (field, unit, digits) in cost_columns.items()
         ]
-        shown.append([row.method, *(score(row, column) for column in columns), *costs])
+        scores = runs.cells(row, columns)
+        found = ["-" if one.number is None else styled_cell(percent(*one.number[:2]), one.best) for one in scores]
+        shown.append([row.label, *found, *costs])
     baseline = runs.baseline(columns)
     if baseline:
         cells = [percent(baseline[column]) if column in baseline else "-" for column in columns]

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from polyfed.studies.sweep.search import Sweep
     from polyfed.studies.sweep.trials import Score, Searched
 
-VALIDATION_NOTE = "validation: mean accuracy of the training clients on validation data; test data is not read."
-
 
 @command(
     "sweep",
@@ -133,11 +131,15 @@ def _print_search(found: Sweep, view: View) -> None:
     budget = f"{found.trials} trial{'s' * (found.trials != 1)} per method"
     if found.halving:
         budget = f"rounds of {budget}; weak trials are stopped early"
+    from polyfed.tasks.metrics import MEASURES
+
+    measure = MEASURES[found.metric]
     numbers = (*names, "validation %")
-    title = f"{found.settings.data}: {kind}, {budget}"
+    title = f"{found.settings.data}: {kind}, {budget}, chosen by {measure}"
     print_table(title, ("method", *numbers, "chosen"), shown, view, numbers, [[name] for name in names])
     if view.explain:
-        print_footnotes("", [VALIDATION_NOTE], view)
+        note = f"validation: mean {measure} of the training clients on validation data; test data is not read."
+        print_footnotes("", [found.metric_reason, note], view)
     for searched in found.searched:
         for name in edges(searched, found.axes):
             print_text(f"{searched.method}: the best {name} is at the edge of the search range. Consider a wider range.")
@@ -161,9 +163,11 @@ def _print_tests(found: Sweep, view: View) -> None:
     from polyfed.tasks.metrics import MEASURES
 
     console().print()
-    print_methods(f"test results of the best settings: {MEASURES[found.metric]} in %", found.rows(), view)
+    print_methods(f"test results of the best settings: {MEASURES[found.metric]} in %", found.tests, view)
     seeds = len(found.seeds)
     error = f"sample standard deviation over {seeds} seeds" if seeds > 1 else "standard error of one run"
     hold_out = "" if found.hold_out is None else " These runs also train on the data that the search held out."
-    print_footnotes("The search did not read test data.", [f"± is the {error}.{hold_out} Data: {found.whole.source}."], view)
+    summaries = [verdict.summary for verdict in found.verdicts if verdict.summary]
+    explained = [found.significance, f"± is the {error}.{hold_out} Data: {found.whole.source}."]
+    print_footnotes(" ".join([*summaries, "The search did not read test data."]), explained, view)
     print_line(f"all trials and results: {found.folder / FILE}")

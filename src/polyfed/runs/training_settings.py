@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 GIVEN, GENERAL = "given", "default"
 """Origins of a value that the user gave, and of a general default."""
+VALIDATED = "chosen on validation data"
+"""Origin of a value that ``polyfed sweep`` chose."""
 NAMES = tuple(item.name for item in dataclasses.fields(TrainsWith))
 RATE = ("lr", "optimizer")
 
@@ -82,7 +84,7 @@ def describe_training(settings: Settings, origins: Mapping[str, str]) -> str:
     by_origin: dict[str, list[str]] = {}
     for name, text in values.items():
         by_origin.setdefault(origins.get(name, ""), []).append(text)
-    suffixes = {"": "", GIVEN: ": given", GENERAL: ": default"}
+    suffixes = {"": "", GIVEN: ": given", GENERAL: ": default", VALIDATED: f": {VALIDATED}"}
     return "; ".join(", ".join(texts) + suffixes.get(origin, f": from {origin}") for origin, texts in by_origin.items())
 
 

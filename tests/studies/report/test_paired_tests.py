@@ -63,7 +63,19 @@ def test_seeds_are_paired_and_other_images_do_not_compare() -> None:
     two = image_test(
         {0: answers(right, labels), 1: answers(~right, labels)}, {0: answers(right, labels), 1: answers(~right, labels)}, "seen"
     )
-    assert two is not None and two.seed == 0
+    assert two is not None and (two.seed, two.seeds) == (0, 2)
+
+
+def test_counts_and_p_value_are_of_one_seed() -> None:
+    labels = np.zeros(40, dtype=int)
+    first, second = np.arange(40) < 9, np.arange(40) >= 38
+    found = image_test(
+        {0: answers(first, labels), 1: answers(~first, labels)}, {0: answers(second, labels), 1: answers(first, labels)}, "seen"
+    )
+    assert found is not None and (found.only_first, found.only_second) == (9, 2)
+    assert found.p_value == pytest.approx(2 * binom.cdf(2, 11, 0.5))
+    sentences = found.summary.split(". ")
+    assert "with seed 0" in sentences[0] and "p = 0.065" in sentences[0] and "averaged over 2 seeds" not in sentences[0]
 
 
 def paired(only_first: int, only_second: int, test_error: float) -> PairedDifference:
@@ -84,8 +96,10 @@ def test_there_is_one_verdict_and_it_is_the_paired_one() -> None:
     assert "is beyond the noise of the test sets. one (first) compared with other (second)" in text and "p = 0.002" in text
     assert "given the test set sizes" not in text and "within" not in text and "disagrees" not in text
     level = paired(12, 11, test_error=0.0)  # beyond any unpaired noise, but the answers say that it is luck
-    assert level.verdict == "within the noise of the test sets" and "is within the noise" in " ".join(_significance(level))
+    assert level.verdict == "within the noise of the test sets; one seed" and "is within the noise" in " ".join(
+        _significance(level)
+    )
     unpaired = PairedDifference(found.ahead, found.behind, 0.016, [0.0], 0.02)
-    assert unpaired.verdict == "within the noise of the test sets" and "given the test set sizes" in " ".join(
+    assert unpaired.verdict == "within the noise of the test sets; one seed" and "given the test set sizes" in " ".join(
         _significance(unpaired)
     )

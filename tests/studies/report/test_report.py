@@ -163,7 +163,7 @@ def test_seen_and_unseen_are_kept_apart(tmp_path: Path) -> None:
     seen = words(page)
     assert "fedavg is ahead: 87.5 % on average over 2 domains the clients trained on" in seen
     assert "fedbn is ahead: 40.0 % on oil, a domain held out of training" in seen
-    assert row_cells(page, "fedavg") == ["97.5", "77.5", "87.5", "77.5", "20.0"]
+    assert row_cells(page, "fedavg") == ["97.5 ± 0.8", "77.5 ± 2.1", "87.5 ± 1.1", "77.5 ± 2.1", "20.0"]
 
 
 def test_curves_where_rounds_were_evaluated_and_bars_where_not(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_same_method_with_other_settings_is_not_averaged(tmp_path: Path) -> None
     runs = [make_run(tmp_path / str(lr), seen={"pen": right}, lr=lr) for lr, right in ((0.01, 200), (0.1, 300))]
     page = render(runs)
     assert f"400 images ± {100 * math.sqrt(0.625 * 0.375 / 400):.1f}" in words(page) and "Data: hand-written" in words(page)
-    assert row_cells(page, "fedavg [lr=0.01]") == ["50.0"] and row_cells(page, "fedavg [lr=0.1]") == ["75.0"]
+    assert row_cells(page, "fedavg [lr=0.01]") == ["50.0 ± 2.5"] and row_cells(page, "fedavg [lr=0.1]") == ["75.0 ± 2.2"]
 
 
 def test_unequal_settings_are_said_and_nobody_wins(tmp_path: Path) -> None:
@@ -257,14 +257,18 @@ def test_unequal_settings_are_said_and_nobody_wins(tmp_path: Path) -> None:
 
 
 def test_seeds_are_paired_by_number_and_repeats_left_out(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path / f"avg{s}", "fedavg", {"pen": 200 + 40 * s}, seed=s) for s in (0, 1, 2)]
+    runs = [make_run(tmp_path / f"avg{s}", "fedavg", {"pen": 200 + 40 * s}, seed=s) for s in (2, 1)]
     runs += [make_run(tmp_path / f"bn{s}", "fedbn", {"pen": 300 + 40 * s}, seed=s) for s in (1, 2)]
     runs.append(make_run(tmp_path / "again", "fedbn", {"pen": 8}, seed=2))
     (group,) = gather.gather(runs)
     found = verdict.verdict_of(group, "seen")
     assert found is not None and found.differences[0].by_seed == pytest.approx([0.25, 0.25])
     seen = words(render(runs))
-    assert "repeats seed 2 of fedbn" in seen and "Seeds differ: fedavg has 0, 1 and 2; fedbn has 1 and 2." in seen
+    assert "repeats seed 2 of fedbn" in seen
+    runs.append(make_run(tmp_path / "avg0", "fedavg", {"pen": 200}, seed=0))
+    seen = words(render(runs))
+    assert "Seeds differ: fedavg has 0, 1 and 2; fedbn has 1 and 2." in seen and "fedavg reaches 60.0 % on pen." in seen
+    assert "fedbn † is not ranked, because it has no result for seed 0: no run. Its numbers are of seeds 1 and 2." in seen
 
 
 def test_methods_that_pool_data_are_references_and_cannot_win(tmp_path: Path) -> None:
@@ -285,7 +289,7 @@ def test_unfinished_run_says_how_far_it_came(tmp_path: Path) -> None:
     seen = words(page)
     assert "Unfinished: fedbn, seed 0, stopped after round 2 of 4." in seen and f"polyfed resume '{half}'" in seen
     assert "fedavg reaches 50.0 % on pen." in seen
-    assert row_cells(page, "fedbn") == ["97.5"] and "unfinished: round 2 of 4, scores of round 2" in seen
+    assert row_cells(page, "fedbn †") == ["97.5"] and "unfinished: round 2 of 4, scores of round 2" in seen
     assert "No finished run has scores" in words(render([half]))
 
     RunFolder(tmp_path / "new").create(Settings(), {})

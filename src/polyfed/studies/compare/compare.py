@@ -121,6 +121,7 @@ class ComparedRuns:
         left_out = [domain.name for domain in self.data.domains] if isinstance(self.data, DataSet) else []
         self.runs = self._plan(left_out if protocol == LEAVE_ONE_OUT else [None])
         self.problems: dict[str, str] = {}
+        self.failed: dict[str, int] = {}
         self.reused = 0
 
     @cached_property
@@ -150,7 +151,9 @@ class ComparedRuns:
         return with_declared(one.settings(self.undeclared), self.data, self.model)
 
     def train(self, read: Callable[[Result], Read]) -> list[tuple[ComparisonRun, Read]]:
-        """Train, resume or reuse every run. If a run fails, its method is skipped and listed in ``problems``.
+        """Train, resume or reuse every run.
+
+        If a run fails, the rest of its method is skipped; ``problems`` and ``failed`` have the reason and the seed.
 
         Args:
             read: Extracts what is needed from a finished run, so that its models can be freed.
@@ -170,7 +173,7 @@ class ComparedRuns:
                 except PolyfedError as error:
                     if isinstance(error, RunIsBusy) and error.elsewhere:
                         return False
-                    self.problems[run.method] = str(error)
+                    self.problems[run.method], self.failed[run.method] = str(error), run.seed
                     self.message(f"{run.method} failed: {error}")
             finished += 1
             return True

@@ -9,7 +9,7 @@ from typing import Any
 
 from polyfed.core.method import parse
 from polyfed.errors import PolyfedError
-from polyfed.runs.training_settings import GIVEN
+from polyfed.runs.training_settings import GIVEN, VALIDATED
 from polyfed.studies.compare.candidates import common_to_all
 from polyfed.studies.compare.compare import LEAVE_ONE_OUT, LEAVE_ONE_OUT_DEFAULTS
 from polyfed.studies.report.run_record import DEFAULTS, RunRecord, run_folders
@@ -29,7 +29,7 @@ def command(run: RunRecord) -> str:
 
 def _given_settings(run: RunRecord) -> list[str]:
     """Return settings to repeat even if they are defaults, because the data set or the model may declare other values."""
-    return [name for name, origin in run.document.get("origins", {}).items() if origin == GIVEN]
+    return [name for name, origin in run.document.get("origins", {}).items() if origin in (GIVEN, VALIDATED)]
 
 
 def options(

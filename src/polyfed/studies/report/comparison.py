@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -16,10 +16,10 @@ from polyfed.runs.scores import BASELINE, headline_by_scores, warnings_over_seed
 from polyfed.runs.training_settings import describe_training
 from polyfed.studies.compare.compare import LEAVE_ONE_OUT, ComparedRuns, ComparisonRun
 from polyfed.studies.report.costs import NOTE, Expense, cost_json
-from polyfed.studies.report.run_record import RunRecord, joined
-from polyfed.studies.report.run_set import Column, MethodRow, Number, RunSet, chance_of
+from polyfed.studies.report.run_record import RunRecord, chance_of, joined
+from polyfed.studies.report.run_set import MethodRow, Number, RunSet
 from polyfed.studies.report.sections import expenses
-from polyfed.studies.report.verdict import lead
+from polyfed.studies.report.verdict import Verdict, verdicts_of
 from polyfed.studies.report.words import capital, format_rounds, json_values, percent
 from polyfed.tasks.known import CLASSIFICATION
 from polyfed.tasks.metrics import MEASURES
@@ -35,12 +35,11 @@ class Comparison:
         seeds: Seeds of every method.
         rounds: Rounds of every run.
         model: Model of every run.
-        rows: One row per method, in the order given; ``problem`` is set if a method could not be run.
+        rows: One row per method, in the order given. ``problem`` is set if a method could not be run, ``missing`` if some of its
+            seeds could not; such a method is not ranked.
         metric: Primary metric.
         metric_reason: Reason for this metric.
         warnings: One warning per method that is no better than always predicting the most frequent class.
-        significance: Tests of the difference between the best two methods on the same test images.
-        lead: The 95 % interval of the difference between the best two methods, as fractions; None if it is unknown.
         costs: Cost and privacy of each method, relative to fedavg if it was compared.
         test_sizes: Number of test images by domain.
         note: Explanation of the numbers.
@@ -63,24 +62,43 @@ class Comparison:
     metric: str = "accuracy"
     metric_reason: str = ""
     warnings: tuple[str, ...] = ()
-    significance: str = ""
-    lead: tuple[float, float] | None = None
     model: str = ""
 
     @cached_property
     def run_set(self) -> RunSet:
-        return RunSet(self.rows)
+        found = RunSet(self.rows)
+        return replace(found, left_out=found.domains("unseen")) if self.protocol == LEAVE_ONE_OUT else found
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """The verdict on each view, as in the report; empty for a single method."""
+        return verdicts_of(self.run_set) if len(self.rows) > 1 else []
+
+    @property
+    def significance(self) -> str:
+        """The verdicts as text: the best method, and how significant its lead is over seeds and test images."""
+        return " ".join(verdict.text for verdict in self.verdicts)
+
+    @property
+    def lead(self) -> tuple[float, float] | None:
+        """The 95 % interval of the difference between the best two methods, as fractions; None if it is unknown.
+
+        It is the interval over seeds or, for one seed, over its test images.
+        """
+        main = next((one for one in self.verdicts if one.view == self.run_set.main_view and one.differences), None)
+        return None if main is None else main.differences[0].ends
 
     @property
     def problems(self) -> dict[str, str]:
-        """Reasons why methods could not be run, by method."""
-        return {row.method: row.problem for row in self.rows if row.problem}
+        """Reasons why methods could not be run with all seeds, by method."""
+        return {row.method: row.problem or row.note for row in self.rows if row.problem or row.missing}
 
     def best(self) -> MethodRow:
         """Return the method with the best mean over domains; the first one if several are equal."""
-        ranked = [row for row in self.run_set.ranked(self.run_set.main_view) if row.records]
+        runs, view = self.run_set, self.run_set.main_view
+        ranked = runs.ranked(view, runs.contenders(view)) or [row for row in runs.ranked(view) if row.is_complete]
         if not ranked:
-            raise PolyfedError(f"No method could be run. {' '.join(self.problems.values())}".strip())
+            raise PolyfedError(f"No method could be run with all seeds. {' '.join(self.problems.values())}".strip())
         return ranked[0]
 
     def table(self, measure: str | None = None) -> Any:
@@ -96,8 +114,9 @@ class Comparison:
         rows = {}
         for row in self.rows:
             if row.records:
-                numbers = _numbers(row.by(chosen), self.run_set.all_columns())
-                rows[row.method] = {column.name: number.value for column, number in numbers.items()}
+                columns = self.run_set.all_columns()
+                cells = self.run_set.cells(row.by(chosen), columns)
+                rows[row.method] = {c.name: cell.number.value for c, cell in zip(columns, cells, strict=True) if cell.number}
         frame = pandas.DataFrame.from_dict(rows, orient="index")
         frame.index.name, frame.columns.name = "method", chosen
         return frame
@@ -142,6 +161,7 @@ class Comparison:
                 "metric_reason": self.metric_reason,
                 "baseline": {column.name: value for column, value in baseline.items()},
                 "significance": self.significance,
+                "verdicts": [verdict.as_json() for verdict in self.verdicts],
                 "methods": [row_json(row, costs.get(row.method)) for row in self.rows],
                 "note": self.note,
                 "costs_note": NOTE,
@@ -153,9 +173,9 @@ class Comparison:
     def _cells(self) -> list[list[str]]:
         columns = self.run_set.all_columns()
         found = [[f"{MEASURES[self.metric]}, %", *(column.name for column in columns)]]
-        for row in self.rows:
-            numbers = _numbers(row, columns)
-            found.append([row.method, *(percent(*numbers[c][:2]) if c in numbers else "-" for c in columns)])
+        for row in self.run_set.listed:
+            cells = self.run_set.cells(row, columns)
+            found.append([row.label, *("-" if cell.number is None else percent(*cell.number[:2]) for cell in cells)])
         baseline = self.run_set.baseline(columns)
         if baseline:
             found.append([f"({BASELINE})", *(percent(baseline[c]) if c in baseline else "-" for c in columns)])
@@ -165,7 +185,7 @@ class Comparison:
         return f"{self.data}, {self.protocol}, {format_rounds(self.rounds)}"
 
     def _problem_lines(self) -> list[str]:
-        return [f"{method} could not be run: {problem}" for method, problem in self.problems.items()]
+        return [row.note or f"{row.method} could not be run: {row.problem}" for row in self.rows if row.missing or row.problem]
 
     def __repr__(self) -> str:
         cells = self._cells()
@@ -202,12 +222,6 @@ def require_pandas(what: str) -> Any:
     return pandas
 
 
-def _numbers(row: MethodRow, columns: Sequence[Column]) -> dict[Column, Number]:
-    """Return the numbers of a row, without columns that it has no score for."""
-    found = {column: row.number(column.view, column.key) for column in columns} if row.records else {}
-    return {column: number for column, number in found.items() if number is not None}
-
-
 def row_json(row: MethodRow, cost: Expense | None = None) -> dict[str, Any]:
     measures = row.first.task.measures if row.records else CLASSIFICATION.measures
     return {
@@ -221,6 +235,7 @@ def row_json(row: MethodRow, cost: Expense | None = None) -> dict[str, Any]:
         "costs": None if cost is None else cost_json(cost),
         "runs": row.runs,
         "problem": row.problem or None,
+        "missing": {str(seed): reason for seed, reason in row.missing.items()},
     }
 
 
@@ -238,20 +253,10 @@ def compare_runs(runs: ComparedRuns) -> Comparison:
     found = runs.train(RunRecord.from_result)
     # If no run succeeded, there are no records to choose the metric from.
     chosen = runs.headline if found else headline_by_scores(runs.settings.metric, {})
-    rows = tuple(
-        MethodRow(label, measure=chosen.measure, own=one.own, problem=runs.problems[label])
-        if label in runs.problems
-        else MethodRow(label, _by_seed(found, label), chosen.measure, one.own)
-        for label, one in runs.methods.items()
-    )
+    rows = tuple(_row(runs, label, _by_seed(runs, found, label), chosen.measure) for label in runs.methods)
     rounds = found[-1][1].reached if found else runs.settings.rounds
     run_set = RunSet(rows)
     sizes = {domain: size for run in run_set.runs for (_, domain), size in run.test_sizes.items()}
-    first = lead(run_set, run_set.main_view)
-    images = None if first is None else first.images
-    compared = (
-        "" if first is None or images is None else f"{first.ahead.method} (first) compared with {first.behind.method} (second): "
-    )
     return Comparison(
         data=runs.settings.data,
         protocol=runs.protocol,
@@ -268,25 +273,39 @@ def compare_runs(runs: ComparedRuns) -> Comparison:
         metric=chosen.measure,
         metric_reason=chosen.reason,
         warnings=tuple(text for row in rows for text in _warnings(row, found)),
-        significance="" if images is None else compared + images.summary,
-        lead=None if images is None else (images.low, images.high),
     )
 
 
-def _by_seed(found: Sequence[tuple[ComparisonRun, RunRecord]], label: str) -> list[RunRecord]:
+def _row(runs: ComparedRuns, label: str, records: Sequence[RunRecord], measure: str) -> MethodRow:
+    """Return the row of a method. The seeds after one that failed were not run."""
+    complete, own, problem = [run for run in records if run.finished], runs.methods[label].own, runs.problems.get(label, "")
+    if not complete and problem:
+        return MethodRow(label, measure=measure, own=own, problem=problem)
+    done = {run.seed for run in complete}
+    return MethodRow(
+        label, complete, measure, own, missing=missing_seeds(runs.seeds, done, runs.failed.get(label, runs.seeds[0]), problem)
+    )
+
+
+def missing_seeds(seeds: Sequence[int], done: Collection[int], failed: int, problem: str) -> dict[int, str]:
+    """Return the seeds without a finished run, with the reasons: ``problem`` for the seed that failed, which ended the others."""
+    return {seed: problem if seed == failed else f"not run, because seed {failed} failed" for seed in seeds if seed not in done}
+
+
+def _by_seed(runs: ComparedRuns, found: Sequence[tuple[ComparisonRun, RunRecord]], label: str) -> list[RunRecord]:
     """Return one record per seed of a method, joining leave-one-out runs."""
     by_seed: dict[int, list[RunRecord]] = {}
     for run, record in found:
         if run.method == label:
             by_seed.setdefault(run.seed, []).append(record)
-    left_out = {run.left_out for run, _ in found if run.left_out is not None}
+    left_out = {run.left_out for run in runs.runs if run.left_out is not None}
     return [joined(many, left_out) if left_out else many[0] for many in by_seed.values()]
 
 
 def _warnings(row: MethodRow, found: Sequence[tuple[ComparisonRun, RunRecord]]) -> list[str]:
     """Warn if a method is no better than a constant prediction, or if its last round is an outlier."""
     outliers = [f"{run.words}: {record.outlier}" for run, record in found if run.method == row.method and record.outlier]
-    return [*warnings_over_seeds({run.seed: run.domains for run in _by_seed(found, row.method)}, row.method), *outliers]
+    return [*warnings_over_seeds({run.seed: run.domains for run in row.records}, row.method), *outliers]
 
 
 def _footnote(runs: ComparedRuns, rounds: int, sizes: Mapping[str, int], measure: str) -> str:

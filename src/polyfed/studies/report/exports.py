@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,15 @@ from polyfed.settings import AUTO
 from polyfed.studies.analyse.analyse import Analyses
 from polyfed.studies.report.gather import gather
 from polyfed.studies.report.run_record import MEAN, average, deviation, run_folders
-from polyfed.studies.report.run_set import RunSet
+from polyfed.studies.report.run_set import MARK, Cell, RunSet
+from polyfed.studies.report.verdict import describe, verdict_of, verdicts_of
 from polyfed.studies.report.words import capital, json_values, percent, points
 from polyfed.tasks.metrics import MEASURES
 
 TABLES = {"md": ".md", "csv": ".csv", "latex": ".tex", "json": ".json"}
 FIGURES = {"png": ".png", "svg": ".svg", "pdf": ".pdf"}
 ANALYSES = "analyses.json"
+COMPARED = ("compared_with", "verdict")
 
 
 def write_tables(runs: Sequence[str | Path], out: str | Path | None, form: str, metric: str = AUTO) -> Path:
@@ -40,7 +42,7 @@ def write_tables(runs: Sequence[str | Path], out: str | Path | None, form: str, 
         raise SettingError(f"--tables does not support {form!r}. {nearest(form, TABLES)}")
     path = _target(out, f"tables{TABLES[form]}", TABLES[form], f"--tables {form}")
     sets = [found.headed(metric) for found in gather(run_folders(runs))]
-    write = {"md": _markdown, "csv": lambda found: _csv(_records(found)), "latex": _latex, "json": _json}[form]
+    write = {"md": _markdown, "csv": lambda found: _csv(_compared(found)), "latex": _latex, "json": _json}[form]
     _write_file(path, write(sets).encode())
     return path
 
@@ -130,20 +132,17 @@ def _write_file(path: Path, content: bytes) -> None:
 
 
 def _cells(runs: RunSet, view: str, bold: str, spread: str, escaped: Callable[[str], str]) -> list[list[str]]:
-    """Return a row per method, best first; ``bold`` and ``spread`` are templates for the best scores and for deviations."""
+    """Return a row per method, best first; ``bold`` and ``spread`` are templates for the best scores and for errors."""
+
+    def written(cell: Cell) -> str:
+        if cell.number is None:
+            return "-"
+        value, error, _ = cell.number
+        text = bold.format(percent(value)) if cell.best else percent(value)
+        return text + ("" if math.isnan(error) else spread.format(percent(error)))
+
     columns = runs.columns(view)
-    best = {column: runs.best(column) for column in columns}
-    rows = []
-    for row in runs.ranked(view):
-        cells = [escaped(row.method)]
-        for column in columns:
-            found = row.finals(view, column.key).values()
-            text, wide = percent(average(found)) if found else "-", deviation(found)
-            cells.append(
-                (bold.format(text) if row in best[column] else text) + ("" if math.isnan(wide) else spread.format(percent(wide)))
-            )
-        rows.append(cells)
-    return rows
+    return [[escaped(row.label), *map(written, runs.cells(row, columns))] for row in runs.ranked(view)]
 
 
 def _baseline_cells(runs: RunSet, view: str) -> list[str]:
@@ -155,8 +154,16 @@ def _baseline_cells(runs: RunSet, view: str) -> list[str]:
 def _title(runs: RunSet, view: str) -> str:
     domains = "one domain held out at a time" if runs.left_out else f"{view} domains"
     seeds = max(len(row.seeds) for row in runs.rows)
-    meaning = f"; ± is the sample standard deviation over {seeds} seeds" if seeds > 1 else ""
-    return f"{capital(MEASURES[runs.measure])} in % on {runs.name}, {domains}{meaning}."
+    meaning = f"sample standard deviation over {seeds} seeds" if seeds > 1 else "standard error of one run due to its test set"
+    notes = [row.note for row in runs.rows if row.missing]
+    title = f"{capital(MEASURES[runs.measure])} in % on {runs.name}, {domains}; ± is the {meaning}."
+    return " ".join([title, *notes])
+
+
+def _verdict(runs: RunSet, view: str) -> list[str]:
+    """Return the sentences of the report's verdict; empty if there is nothing to compare."""
+    found = verdict_of(runs, view) if len(runs.rows) > 1 else None
+    return [] if found is None else [found.title, *found.sentences]
 
 
 def _markdown(sets: Iterable[RunSet]) -> str:
@@ -168,6 +175,7 @@ def _markdown(sets: Iterable[RunSet]) -> str:
         base = _baseline_cells(runs, view)
         lines += [f"| {' | '.join(['*most frequent class*', *base])} |"] if base else []
         parts.append(f"{_title(runs, view)}\n\n" + "\n".join(lines))
+        parts += [" ".join(map(_md, _verdict(runs, view)))] if len(runs.rows) > 1 else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -185,37 +193,57 @@ def _latex(sets: Iterable[RunSet]) -> str:
         lines += [" & ".join(cells) + " \\\\" for cells in _cells(runs, view, "\\textbf{{{}}}", spread, _tex)]
         base = _baseline_cells(runs, view)
         lines += ["\\midrule", " & ".join(["most frequent class", *base]) + " \\\\"] if base else []
-        caption = _tex(_title(runs, view)).replace("±", "$\\pm$")
+        title, *sentences = _verdict(runs, view) or [""]
+        caption = _tex(f"{_title(runs, view)} {title}".strip())
+        lines = [*(f"% {' '.join(text.split())}" for text in sentences), *lines]
         body = "\n".join([*lines, "\\bottomrule", "\\end{tabular}"])
         parts.append(f"\\begin{{table}}\n\\centering\n\\caption{{{caption}}}\n{body}\n\\end{{table}}")
     return "\n\n".join(parts) + "\n"
 
 
 def _tex(text: str) -> str:
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    return "".join(special.get(char, f"\\{char}" if char in "&%$#_{}" else char) for char in text.replace("−", "-"))
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", MARK: r"$\dagger$"}
+    return "".join(
+        special.get(char, f"\\{char}" if char in "&%$#_{}" else char) for char in " ".join(text.split()).replace("−", "-")
+    )
 
 
 def _records(sets: Iterable[RunSet]) -> list[dict[str, Any]]:
-    return [
-        {
-            "data": runs.name,
-            "method": row.method,
-            "seed": seed,
-            "view": view,
-            "domain": column.name,
-            "over_domains": not isinstance(column.key, str),
-            "measure": measure,
-            "value": value,
-            "test_images": runs.test_size(view, column.key) if isinstance(column.key, str) else None,
-        }
-        for runs in sets
-        for measure in runs.task.measures
-        for row in runs.by(measure).rows
-        for view in runs.views
-        for column in runs.columns(view)
-        for seed, value in row.finals(view, column.key).items()
-    ]
+    return [record for runs in sets for measure in runs.task.measures for record in _scores(runs.by(measure))]
+
+
+def _scores(runs: RunSet) -> Iterator[dict[str, Any]]:
+    """Yield a score per method, seed and column, with the marks of the tables."""
+    for row, view in ((row, view) for row in runs.rows for view in runs.views):
+        columns = runs.columns(view)
+        for column, cell in zip(columns, runs.cells(row, columns), strict=True):
+            for seed, value in row.finals(view, column.key).items():
+                yield {
+                    "data": runs.name,
+                    "method": row.method,
+                    "seed": seed,
+                    "view": view,
+                    "domain": column.name,
+                    "over_domains": not isinstance(column.key, str),
+                    "measure": runs.measure,
+                    "value": value,
+                    "test_images": runs.test_size(view, column.key) if isinstance(column.key, str) else None,
+                    "best": cell.best,
+                    "missing": row.note,
+                }
+
+
+def _compared(sets: Iterable[RunSet]) -> list[dict[str, Any]]:
+    """Return the scores of the primary metric, with the verdict on each method compared with the best one."""
+    found = []
+    for runs in sets:
+        pairs = {(one.view, pair.behind.method): pair for one in verdicts_of(runs) for pair in one.differences}
+        for record in _records([runs]):
+            pair = pairs.get((record["view"], record["method"])) if record["measure"] == runs.measure else None
+            low, high = (pair and pair.ends) or (None, None)
+            against = {"compared_with": pair.ahead.method, "verdict": describe(pair)} if pair else dict.fromkeys(COMPARED)
+            found.append({**record, **against, "interval_low": low, "interval_high": high})
+    return found
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -239,7 +267,8 @@ def _json(sets: Sequence[RunSet]) -> str:
         for row in runs.rows
     ]
     metrics = {runs.name: runs.measure for runs in sets}
-    found = json_values({"metric": metrics, "scores": _records(sets), "costs": costs})
+    verdicts = [{"data": runs.name, **verdict.as_json()} for runs in sets for verdict in verdicts_of(runs)]
+    found = json_values({"metric": metrics, "scores": _records(sets), "verdicts": verdicts, "costs": costs})
     return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -271,7 +300,7 @@ def curve_figure(runs: RunSet, view: str) -> Any | None:
         values = [list(row.scores(view, MEAN, number).values()) for number in rounds]
         middle = [100 * average(one) for one in values]
         colour = COLOURS[index % len(COLOURS)]
-        axes.plot(rounds, middle, color=colour, marker=MARKERS[index % len(MARKERS)], markersize=3, linewidth=1.2, label=row.method)
+        axes.plot(rounds, middle, color=colour, marker=MARKERS[index % len(MARKERS)], markersize=3, linewidth=1.2, label=row.label)
         wide = [100 * deviation(one) for one in values]
         if wide and not any(map(math.isnan, wide)):
             low, high = ([m + sign * w for m, w in zip(middle, wide, strict=True)] for sign in (-1, 1))

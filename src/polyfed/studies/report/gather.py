@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from polyfed.errors import RunFolderError
@@ -72,8 +73,28 @@ def _run_set(runs: Sequence[RunRecord], left_out: Sequence[str] = ()) -> RunSet:
             label = many[0].all_options if options_differ else method
             details = ", ".join(f"{name}={recipe(many[0])[name]}" for name in names)
             rows.append(MethodRow(f"{label} [{details}]" if details else label, many))
+    rows = _mark_missing(rows)
     facts, settings = runs[0].document.get("data", {}), runs[0].settings
     extras = [f"{name} {settings[name]}" for name in ("partition", "few_shot") if settings[name] != DEFAULTS[name]]
     extras += [f"unseen: {', '.join(settings['unseen'])}"] if settings["unseen"] else []
     extras += ["leave-one-out"] if left_out else []
     return RunSet(rows, ", ".join([str(facts.get("name", settings["data"])), *extras]), str(facts.get("source", "")), left_out)
+
+
+def _mark_missing(rows: Sequence[MethodRow]) -> list[MethodRow]:
+    """Mark the methods that have no finished run for a seed that they started, or that another federated method finished."""
+    expected = {run.seed for row in rows if not row.is_reference for run in row.records if run.finished}
+    marked = []
+    for row in rows:
+        by_seed = {run.seed: run for run in sorted(row.records, key=lambda run: run.finished)}
+        lacking = [seed for seed in sorted(expected | set(by_seed)) if seed not in by_seed or not by_seed[seed].finished]
+        marked.append(replace(row, missing={seed: _why_missing(by_seed.get(seed)) for seed in lacking}))
+    return marked
+
+
+def _why_missing(run: RunRecord | None) -> str:
+    if run is None:
+        return "no run"
+    if run.parts and all(part.finished for part in run.parts):
+        return "runs without some of the domains are missing"
+    return f"stopped after round {run.reached} of {run.rounds}"

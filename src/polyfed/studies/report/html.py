@@ -22,7 +22,7 @@ from polyfed.studies.report.gather import gather
 from polyfed.studies.report.pictures import NONE, analyses_of, chosen_kinds, grid_of, images_of
 from polyfed.studies.report.run_record import SWEEP_FILE, run_folders
 from polyfed.studies.report.run_set import RunSet
-from polyfed.studies.report.verdict import notices, verdict_of
+from polyfed.studies.report.verdict import notices, verdicts_of
 from polyfed.tasks.known import in_percent
 from polyfed.tasks.metrics import MEASURES
 
@@ -135,7 +135,6 @@ def _interactive_values(runs: RunSet, styles: Mapping[str, int]) -> dict[str, An
 
 
 def _values(runs: RunSet, styles: Mapping[str, int], metric: str, with_pictures: bool | None, analyses: str) -> dict[str, Any]:
-    verdicts = [verdict for view in runs.views if (verdict := verdict_of(runs, view)) is not None]
     uploads: dict[str, list[str]] = {}
     for row in runs.rows:
         uploads.setdefault(sections.describe_uploads(row), []).append(row.method)
@@ -164,7 +163,7 @@ def _values(runs: RunSet, styles: Mapping[str, int], metric: str, with_pictures:
         },
         "baseline_name": runs.task.baseline,
         "notices": notices(runs),
-        "headlines": [{"verdict": one, "differences": sections.difference_rows(one)} for one in verdicts],
+        "headlines": [{"verdict": one, "differences": sections.difference_rows(one)} for one in verdicts_of(runs)],
         "tables": tables,
         "legend": [(row.method, swatch(styles[row.method])) for row in runs.rows],
         "curves": [found for view in runs.views if (found := pictures.curves(runs, view, styles)) is not None],

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import binomtest
 
+from polyfed.studies.report.words import points
+
 RESAMPLES = 2000
 SEED = 20240607
 Answers = Mapping[tuple[str, str, str], Mapping[str, Any]]
@@ -20,11 +22,12 @@ class ImageTest:
 
     Attributes:
         images: Number of test images.
-        only_first: Images that only the first method classified correctly, over all seeds.
-        only_second: Images that only the second method classified correctly, over all seeds.
-        p_value: Two-sided p-value of McNemar's exact test on the first shared seed.
+        only_first: Images that only the first method classified correctly, with ``seed``.
+        only_second: Images that only the second method classified correctly, with ``seed``.
+        p_value: Two-sided p-value of McNemar's exact test on these counts.
         seed: The first shared seed.
-        low: Lower end of the 95 % bootstrap interval of the difference between means over domains, over all shared seeds.
+        seeds: Number of shared seeds.
+        low: Lower end of the 95 % bootstrap interval of the difference between means over domains, averaged over shared seeds.
         high: Upper end of this interval.
     """
 
@@ -33,6 +36,7 @@ class ImageTest:
     only_second: int
     p_value: float
     seed: int
+    seeds: int
     low: float
     high: float
 
@@ -40,10 +44,11 @@ class ImageTest:
     def summary(self) -> str:
         p_value = f"{self.p_value:.3f}" if self.p_value >= 0.001 else f"{self.p_value:.1g}"
         return (
-            f"on the same {self.images:,} test images, only the first is right {self.only_first:,} times and only the second "
-            f"{self.only_second:,} times. McNemar's exact test (seed {self.seed}): p = {p_value}. "
-            f"Bootstrap over images, all shared seeds: 95 % interval {100 * self.low:+.1f} to {100 * self.high:+.1f} points."
-        ).replace(" -", " −")
+            f"with seed {self.seed}, on the same {self.images:,} test images, only the first is right {self.only_first:,} times and only "
+            f"the second {self.only_second:,} times (McNemar's exact test: p = {p_value}). Bootstrap over test images, "
+            f"{'one seed' if self.seeds == 1 else f'averaged over {self.seeds} seeds'}: 95 % interval "
+            f"{points(self.low, True)} to {points(self.high, True)} points."
+        )
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
@@ -83,19 +88,12 @@ def image_test(first: Mapping[int, Answers], second: Mapping[int, Answers], view
     domains = list(next(iter(pairs.values()))[0])
     if any(list(one) != domains for one, _ in pairs.values()):
         return None
-    counts = {
-        seed: (
-            sum(int((one[d][0] & ~other[d][0]).sum()) for d in domains),
-            sum(int((other[d][0] & ~one[d][0]).sum()) for d in domains),
-        )
-        for seed, (one, other) in pairs.items()
-    }
-    seed = next(iter(pairs))
+    seed, (one, other) = next(iter(pairs.items()))
+    only_first = sum(int((one[d][0] & ~other[d][0]).sum()) for d in domains)
+    only_second = sum(int((other[d][0] & ~one[d][0]).sum()) for d in domains)
     low, high = _interval(list(pairs.values()), domains, balanced)
-    images = sum(len(pairs[seed][0][d][0]) for d in domains)
-    return ImageTest(
-        images, sum(c for c, _ in counts.values()), sum(c for _, c in counts.values()), mcnemar(*counts[seed]), seed, low, high
-    )
+    images = sum(len(one[d][0]) for d in domains)
+    return ImageTest(images, only_first, only_second, mcnemar(only_first, only_second), seed, len(pairs), low, high)
 
 
 def _same_images(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

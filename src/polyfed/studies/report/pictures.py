@@ -114,9 +114,10 @@ def _score_dots(runs: RunSet, view: str, key: Any, name: str, styles: Mapping[st
         if number is not None:
             error = 0.0 if math.isnan(number.error) else number.error
             note = f"{percent(number.value)} %" + (f" ± {points(error)}" if error else "")
-            rows.append(Bar(row.method, [(number.value, f"s{styles[row.method] % COLOURS}", f"{row.method}: {note}")], note, error))
-    rows.sort(key=lambda bar: -bar.segments[0][0])
-    return dot_rows(rows, f"{capital(MEASURES[runs.measure])}, {name}", _as_percent)
+            bar = Bar(row.label, [(number.value, f"s{styles[row.method] % COLOURS}", f"{row.label}: {note}")], note, error)
+            rows.append((not row.is_complete, -number.value, bar))
+    rows.sort(key=lambda one: one[:2])
+    return dot_rows([bar for *_, bar in rows], f"{capital(MEASURES[runs.measure])}, {name}", _as_percent)
 
 
 def loss_charts(runs: RunSet, styles: Mapping[str, int]) -> dict[str, Any] | None:

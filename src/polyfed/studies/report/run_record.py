@@ -17,6 +17,7 @@ from polyfed.runs.folder.final_files import Answers, read_answers
 from polyfed.runs.folder.run_folder import RunFolder, explain_missing
 from polyfed.runs.result import Result, measured, over_domains
 from polyfed.runs.scores import LAST, VIEWS, WINDOW, LastRounds, as_line, domains_of
+from polyfed.runs.training_settings import VALIDATED
 from polyfed.settings import BY_VALIDATION, FACTS, setting_names
 from polyfed.tasks.known import pooled, task_of_records
 from polyfed.tasks.metrics import over_examples, standard_error
@@ -68,6 +69,7 @@ class RunRecord:
                 "pools_data": method.population is not None,
             },
             "data": {"clients": len(federation.clients), "test_sizes": experiment.test_sizes()},
+            "origins": dict(experiment.origins),
         }
         number = experiment.server.round
         lines = [as_line(number, row) for row in result.rows]
@@ -109,6 +111,10 @@ class RunRecord:
     @property
     def seed(self) -> int:
         return int(self.settings["seed"])
+
+    def is_tuned(self, name: str) -> bool:
+        """Return True if a search chose this setting on validation data."""
+        return bool(self.document.get("origins", {}).get(name) == VALIDATED)
 
     @property
     def rounds(self) -> int:
@@ -246,6 +252,17 @@ def deviation(values: Iterable[float]) -> float:
     """Return the sample standard deviation (n - 1); NaN for fewer than two values."""
     found = list(values)
     return statistics.stdev(found) if len(found) > 1 else math.nan
+
+
+def chance_of(numbers: Mapping[str, Any]) -> float:
+    """Return the balanced accuracy of a constant prediction: one over the number of classes in the test set."""
+    occurring = sum(count > 0 for count in numbers.get("class_counts", ()))
+    return 1 / occurring if occurring else math.nan
+
+
+def binomial_error(accuracy: float, count: int) -> float:
+    """Return the standard error of an accuracy on ``count`` test examples."""
+    return math.sqrt(max(accuracy * (1 - accuracy), 0) / count) if count else math.nan
 
 
 # ----------------------------------------------------------------------------------------------------- rows of one summary

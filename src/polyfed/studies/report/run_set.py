@@ -17,13 +17,16 @@ from polyfed.runs.result import over_domains
 from polyfed.runs.scores import VIEWS, headline_of
 from polyfed.settings import Settings
 from polyfed.studies.report.costs import Spent, Totals, spent, totals
-from polyfed.studies.report.run_record import MEAN, SPREAD, WORST, RunRecord, average, deviation
+from polyfed.studies.report.run_record import MEAN, SPREAD, WORST, RunRecord, average, binomial_error, chance_of, deviation
+from polyfed.studies.report.words import format_missing
 from polyfed.tasks.known import task_of_records
 from polyfed.tasks.metrics import MEASURES, NEITHER_IS_BETTER, SMALLER_IS_BETTER
 from polyfed.tasks.task import Headline, Task
 
 EQUAL = 1e-9
 """Tolerance for equal scores."""
+MARK = "†"
+"""Mark of a method without a result for some seed."""
 
 
 class Number(NamedTuple):
@@ -32,6 +35,13 @@ class Number(NamedTuple):
     value: float
     error: float
     values: tuple[float, ...]
+
+
+class Cell(NamedTuple):
+    """A score of a method in a table, and whether it is printed in bold."""
+
+    number: Number | None
+    best: bool
 
 
 class Column(NamedTuple):
@@ -52,6 +62,7 @@ class MethodRow:
         measure: Metric.
         own: Per-method settings.
         problem: Reason why the method could not be run.
+        missing: Seeds without a finished run, with the reasons. Such a method is marked, never in bold and never ranked first.
     """
 
     method: str
@@ -59,6 +70,7 @@ class MethodRow:
     measure: str = "accuracy"
     own: Mapping[str, Any] = field(default_factory=dict)
     problem: str = ""
+    missing: Mapping[int, str] = field(default_factory=dict)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, MethodRow) and self.method == other.method and self._shown() == other._shown()
@@ -68,7 +80,18 @@ class MethodRow:
 
     def _shown(self) -> tuple[Any, ...]:
         scores = (self.seen, self.unseen, self.mean, self.worst)
-        return self.measure, self.own, self.problem, self.runs, *scores, self.spent, self.bytes_up, self.bytes_down, self.seconds
+        return (
+            self.measure,
+            self.own,
+            self.problem,
+            self.missing,
+            self.runs,
+            *scores,
+            self.spent,
+            self.bytes_up,
+            self.bytes_down,
+            self.seconds,
+        )
 
     def by(self, measure: str) -> MethodRow:
         """Return the same runs with another metric."""
@@ -78,6 +101,20 @@ class MethodRow:
     def finished(self) -> bool:
         """Return True if at least one run has finished."""
         return any(run.finished for run in self.records)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.finished and not self.missing
+
+    @property
+    def label(self) -> str:
+        """The method with its mark, as all tables print it."""
+        return f"{self.method} {MARK}" if self.missing else self.method
+
+    @property
+    def note(self) -> str:
+        """Explanation of the mark; empty if there is none."""
+        return format_missing(self.label, self.missing, self.seeds if self.finished else []) if self.missing else ""
 
     @property
     def first(self) -> RunRecord:
@@ -128,13 +165,13 @@ class MethodRow:
         return average(self.finals(view, key).values())
 
     def number(self, view: str, key: Any) -> Number | None:
-        """Return the last score over seeds with its error; None if the domain was not scored."""
+        """Return the last score over seeds with its error, which is NaN if all other seeds are missing; None if it was not scored."""
         values = tuple(table[key] for run in self.counted if key in (table := run.final(view, self.measure)))
         if not values:
             return None
         if len(values) > 1 or math.isnan(values[0]):
             return Number(average(values), deviation(values) if all(map(math.isfinite, values)) else math.nan, values)
-        return Number(values[0], self.test_error(view, key), values)
+        return Number(values[0], math.nan if self.missing else self.test_error(view, key), values)
 
     def test_error(self, view: str, key: Any) -> float:
         """Return the standard error due to the test set sizes, which more seeds do not reduce; NaN if there is no simple formula."""
@@ -300,27 +337,36 @@ class RunSet:
         return found + [Column(f"unseen: {name}", "unseen", name) for name in (self.domains("unseen") if view == "seen" else ())]
 
     def contenders(self, view: str) -> list[MethodRow]:
-        """Return the methods to rank: finished, scored on every domain, and federated (unless none is)."""
+        """Return the methods to rank: finished for every seed, scored on every domain, and federated (unless none is)."""
         domains = self.domains(view)
-        complete = [row for row in self.rows if row.finished and domains and all(row.finals(view, domain) for domain in domains)]
+        complete = [row for row in self.rows if row.is_complete and domains and all(row.finals(view, domain) for domain in domains)]
         return [row for row in complete if not row.is_reference] or complete
 
     def ranked(self, view: str, rows: Sequence[MethodRow] | None = None) -> list[MethodRow]:
-        """Sort the methods by their mean over domains, best first and those without a score last."""
+        """Sort the methods by their mean over domains, best first; those without a score or with a missing seed are last."""
         sign = 1 if self.measure in SMALLER_IS_BETTER else -1
 
-        def key(row: MethodRow) -> float:
-            return sign * row.average(view, MEAN) if row.records and row.finals(view, MEAN) else math.inf
+        def key(row: MethodRow) -> tuple[bool, float]:
+            return not row.is_complete, sign * row.average(view, MEAN) if row.records and row.finals(view, MEAN) else math.inf
 
         return sorted(self.rows if rows is None else rows, key=key)
 
     def draw_dots(self, rows: Sequence[MethodRow], columns: Sequence[Column]) -> Any:
         """Draw a dot per method and column; whiskers are the deviation over seeds or, for one seed, the standard error of the test set."""
-        numbers = [(row.method, [row.number(column.view, column.key) for column in columns]) for row in rows]
-        points = [(method, [None if number is None else number[:2] for number in found]) for method, found in numbers]
+        points = [(row.label, [n and n[:2] for n, _ in self.cells(row, columns)]) for row in rows]
         baseline = self.baseline(columns)
         heights = [baseline.get(column, math.nan) for column in columns] if baseline else []
         return dots_figure([column.name for column in columns], points, MEASURES[self.measure], heights)
+
+    @property
+    def listed(self) -> list[MethodRow]:
+        """The methods in their order, except that those with a missing seed are last."""
+        return sorted(self.rows, key=lambda row: not row.is_complete)
+
+    def cells(self, row: MethodRow, columns: Sequence[Column]) -> list[Cell]:
+        """Return the scores of a method as all tables print them."""
+        found = [row.number(c.view, c.key) if row.records and row.finals(c.view, c.key) else None for c in columns]
+        return [Cell(number, row in self.best(column)) for number, column in zip(found, columns, strict=True)]
 
     def best(self, column: Column) -> list[MethodRow]:
         """Return the best contenders of a column; empty if all are equal or if the metric does not rank methods."""
@@ -330,7 +376,7 @@ class RunSet:
 
     def cheapest(self, what: str) -> list[MethodRow]:
         """Return the methods with the lowest ``bytes_up``, ``bytes_down`` or ``seconds``; empty if all are equal."""
-        return _best_of({row: getattr(row, what) for row in self.rows if not row.problem}, smaller=True)
+        return _best_of({row: getattr(row, what) for row in self.rows if row.is_complete}, smaller=True)
 
     def baseline(self, columns: Sequence[Column]) -> dict[Column, float]:
         """Return the accuracy or balanced accuracy of always predicting the most frequent class."""
@@ -339,8 +385,7 @@ class RunSet:
         for column in columns:
             domains = [column.key] if isinstance(column.key, str) else self.domains(column.view)
             values = [self._majority_score(known.get((column.view, domain), {})) for domain in domains]
-            mean, worst, spread = over_domains(values, self.measure)
-            value = {MEAN: mean, WORST: worst, SPREAD: spread}.get(column.key, mean)
+            value = dict(zip((MEAN, WORST, SPREAD), over_domains(values, self.measure), strict=True)).get(column.key, values[0])
             found |= {} if math.isnan(value) else {column: value}
         return found
 
@@ -350,19 +395,6 @@ class RunSet:
 
 
 def _best_of(values: Mapping[MethodRow, float], smaller: bool) -> list[MethodRow]:
-    if not values:
-        return []
-    top = (min if smaller else max)(values.values())
+    top = (min if smaller else max)(values.values(), default=math.nan)
     chosen = [row for row, value in values.items() if abs(value - top) < EQUAL]
     return [] if len(chosen) == len(values) else chosen
-
-
-def chance_of(numbers: Mapping[str, Any]) -> float:
-    """Return the balanced accuracy of a constant prediction: one over the number of classes in the test set."""
-    occurring = sum(count > 0 for count in numbers.get("class_counts", ()))
-    return 1 / occurring if occurring else math.nan
-
-
-def binomial_error(accuracy: float, count: int) -> float:
-    """Return the standard error of an accuracy on ``count`` test examples."""
-    return math.sqrt(max(accuracy * (1 - accuracy), 0) / count) if count else math.nan

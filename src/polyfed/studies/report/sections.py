@@ -12,9 +12,9 @@ from polyfed.core.method import parse
 from polyfed.errors import PolyfedError, RunFolderError
 from polyfed.studies.report import costs
 from polyfed.studies.report.commands import command, pieces
-from polyfed.studies.report.run_record import DEFAULTS, SWEEP_FILE, RunRecord, average, plain_value, recipe
-from polyfed.studies.report.run_set import Column, MethodRow, RunSet, binomial_error
-from polyfed.studies.report.verdict import Verdict
+from polyfed.studies.report.run_record import DEFAULTS, SWEEP_FILE, RunRecord, average, binomial_error, plain_value, recipe
+from polyfed.studies.report.run_set import Cell, Column, MethodRow, RunSet
+from polyfed.studies.report.verdict import Verdict, describe
 from polyfed.studies.report.words import format_bytes, format_seconds, points
 from polyfed.tasks.metrics import MEASURES
 
@@ -45,12 +45,11 @@ def table(runs: RunSet, view: str) -> dict[str, Any] | None:
     if not domains:
         return None
     columns = runs.columns(view, ("mean", "worst", "spread"))
-    best = {column: runs.best(column) for column in columns}
     rows = []
     for row in runs.ranked(view):
-        cells = [_score_cell(row, column, row in best[column]) for column in columns]
+        cells = [_score_cell(row, column, cell) for column, cell in zip(columns, runs.cells(row, columns), strict=True)]
         summary = {"cells": cells[: len(domains)], "totals": cells[len(domains) :]}
-        rows.append({"label": row.method, "note": _row_note(row, view), **summary})
+        rows.append({"label": row.label, "note": _row_note(row, view), **summary})
     baseline = runs.baseline(columns)
     return {
         "measure": runs.measure,
@@ -63,16 +62,15 @@ def table(runs: RunSet, view: str) -> dict[str, Any] | None:
     }
 
 
-def _score_cell(row: MethodRow, column: Column, best: bool) -> dict[str, Any]:
-    found = row.finals(column.view, column.key)
-    number = row.number(column.view, column.key) if found else None
+def _score_cell(row: MethodRow, column: Column, cell: Cell) -> dict[str, Any]:
+    number = cell.number
     if number is None:
         return {"text": NOT_SCORED, "spread": "", "best": False, "title": "not scored"}
     return {
         "text": points(number.value),
-        "spread": f"± {points(number.error)}" if len(found) > 1 else "",
-        "best": best,
-        "title": ", ".join(f"seed {seed}: {points(value)}" for seed, value in found.items()),
+        "spread": "" if math.isnan(number.error) else f"± {points(number.error)}",
+        "best": cell.best,
+        "title": ", ".join(f"seed {seed}: {points(value)}" for seed, value in row.finals(column.view, column.key).items()),
     }
 
 
@@ -93,6 +91,8 @@ def _row_note(row: MethodRow, view: str) -> str:
         rounds = row.rounds(view)
         scored = f"scores of round {rounds[-1]}" if rounds else "no scores yet"
         note += f", unfinished: round {min(run.reached for run in row.records)} of {row.first.rounds}, {scored}"
+    elif row.missing:
+        note += f". {row.note}"
     return note + (", reference: trains on the pooled data" if row.is_reference else "")
 
 
@@ -112,7 +112,7 @@ def difference_rows(verdict: Verdict) -> list[dict[str, str]]:
             "test_error": points(pair.test_error),
             "p_value": NOT_SCORED if pair.images is None else f"{pair.images.p_value:.2g}",
             "over_images": span(None if pair.images is None else (pair.images.low, pair.images.high)),
-            "verdict": pair.verdict,
+            "verdict": describe(pair),
         }
         for pair in verdict.differences
     ]

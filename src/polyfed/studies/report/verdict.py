@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from scipy.stats import t as student_t
 
@@ -16,6 +17,7 @@ from polyfed.studies.report.words import listed, percent, points
 from polyfed.tasks.metrics import MEASURES
 
 CLEAR, ONE_SEED = "clear", "beyond the noise of the test sets; one seed"
+RATE = "lr"
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,14 @@ class PairedDifference:
         return self.interval is not None and self.interval[0] > 0
 
     @property
+    def ends(self) -> tuple[float, float] | None:
+        """The 95 % interval over seeds or, for one seed, over its test images."""
+        return self.interval or (None if self.images is None else (self.images.low, self.images.high))
+
+    @property
     def verdict(self) -> str:
         if not self.beyond_test_noise:
-            return "within the noise of the test sets"
+            return f"within the noise of the test sets{'; one seed' if self.interval is None else ''}"
         if self.interval is None:
             return ONE_SEED
         return CLEAR if self.beyond_seed_noise else f"inconclusive with {len(self.by_seed)} seeds"
@@ -79,6 +86,46 @@ class Verdict:
     sentences: Sequence[str]
     differences: Sequence[PairedDifference] = ()
 
+    @property
+    def text(self) -> str:
+        return " ".join([self.title, *self.sentences])
+
+    @property
+    def summary(self) -> str:
+        """The comparison of the best two methods in one short sentence; empty if there are no two."""
+        if not self.differences:
+            return ""
+        first = self.differences[0]
+        if first.ends is None:
+            return f"Best minus second best: {points(first.difference, True)} points; {describe(first)}."
+        over = "test images" if first.interval is None else f"{len(first.by_seed)} seeds"
+        low, high = (points(end, True) for end in first.ends)
+        return f"Best minus second best: {low} to {high} points (95 % interval over {over}); {describe(first)}."
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "view": self.view,
+            "title": self.title,
+            "sentences": list(self.sentences),
+            "differences": [
+                {
+                    "best": one.ahead.method,
+                    "compared_with": one.behind.method,
+                    "difference": one.difference,
+                    "paired_seeds": len(one.by_seed),
+                    "interval": one.ends,
+                    "interval_over": "seeds" if one.interval is not None else "test images",
+                    "verdict": describe(one),
+                }
+                for one in self.differences
+            ],
+        }
+
+
+def describe(pair: PairedDifference) -> str:
+    """Return the verdict with a caveat if the settings of the two methods differ."""
+    return f"{pair.verdict}; settings differ" if _unequal(pair) else pair.verdict
+
 
 def paired_difference(runs: RunSet, view: str, ahead: MethodRow, behind: MethodRow) -> PairedDifference:
     one, other = ahead.finals(view, MEAN), behind.finals(view, MEAN)
@@ -89,10 +136,8 @@ def paired_difference(runs: RunSet, view: str, ahead: MethodRow, behind: MethodR
     return PairedDifference(ahead, behind, average(one.values()) - average(other.values()), by_seed, error, images)
 
 
-def lead(runs: RunSet, view: str) -> PairedDifference | None:
-    """Compare the best two methods; return None if fewer than two can be compared."""
-    ranked = runs.ranked(view, runs.contenders(view))
-    return paired_difference(runs, view, *ranked[:2]) if len(ranked) > 1 else None
+def verdicts_of(runs: RunSet) -> list[Verdict]:
+    return [verdict for view in runs.views if (verdict := verdict_of(runs, view)) is not None]
 
 
 def verdict_of(runs: RunSet, view: str) -> Verdict | None:
@@ -102,31 +147,35 @@ def verdict_of(runs: RunSet, view: str) -> Verdict | None:
         return None
     contenders = runs.ranked(view, runs.contenders(view))
     where = _where(view, domains, runs)
+    notes = [row.note for row in runs.rows if row.missing and row.finished]
+    if not contenders and notes:
+        return Verdict(view, f"No method has finished runs of all seeds {where}.", notes)
     if not contenders:
         return Verdict(view, f"No finished run has scores {where}.", ["The tables show the intermediate scores."])
     best = contenders[0]
     references = [
         f"{row.method} trains on the pooled data. It is a reference, not a federated method: {percent(row.average(view, MEAN))} %."
         for row in runs.rows
-        if row.is_reference and row.finished and row not in contenders and row.finals(view, MEAN)
+        if row.finished and row.is_reference and row not in contenders and row.finals(view, MEAN)
     ]
     if len(contenders) == 1:
         title = f"{best.method} reaches {percent(best.average(view, MEAN))} % {where}."
         worst = min(domains, key=lambda domain: best.average(view, domain))
         details = [f"Its worst domain is {worst} with {percent(best.average(view, worst))} %."] if len(domains) > 1 else []
         alone = "There is no other method to compare it with. Add runs of other methods on the same data."
-        return Verdict(view, title, [*details, alone, *references])
+        return Verdict(view, title, [*details, *(notes or [alone]), *references])
     differences = [paired_difference(runs, view, best, other) for other in contenders[1:]]
     sentences = [*_domains_won(view, domains, contenders)]
     if names := _unequal(differences[0]):
         sentences.append(f"The two runs differ in {listed(names)}, so this does not compare the methods alone.")
+    sentences += _about_rates(contenders)
     sentences += _significance(differences[0])
     if len(differences) > 1:
         sentences.append(
             f"The best of {len(contenders)} methods was selected after seeing the scores, and the intervals are not corrected for "
             "this. Treat small differences with caution."
         )
-    return Verdict(view, _title(differences[0], view, where), [*sentences, *references], differences)
+    return Verdict(view, _title(differences[0], view, where), [*sentences, *notes, *references], differences)
 
 
 def _where(view: str, domains: Sequence[str], runs: RunSet) -> str:
@@ -153,11 +202,35 @@ def _title(first: PairedDifference, view: str, where: str) -> str:
 
 
 def _unequal(first: PairedDifference) -> list[str]:
-    """Return the settings that differ between two methods, except a model that one of them replaced itself."""
+    """Return the settings that differ between two methods, except those of ``_differing``."""
     one, other = first.ahead.first, first.behind.first
-    if one.method == other.method:
+    return [] if one.method == other.method else _differing([one, other])
+
+
+def _differing(runs: Sequence[RunRecord]) -> list[str]:
+    """Return the settings that differ, except a model that a method replaced itself, and values chosen on validation data."""
+    return [
+        name
+        for name in differing(runs)
+        if (name != "model" or len({run.settings["model"] for run in runs}) > 1) and not all(run.is_tuned(name) for run in runs)
+    ]
+
+
+def _about_rates(contenders: Sequence[MethodRow]) -> list[str]:
+    """Report if the learning rates were chosen on validation data."""
+    tuned = [row for row in contenders if row.first.is_tuned(RATE)]
+    rates = {row.method: f"{row.first.settings[RATE]:g}" for row in contenders}
+    if len(tuned) == len(contenders):
+        return [f"Chosen on validation data: {RATE} {listed(f'{rate} for {method}' for method, rate in rates.items())}."]
+    if tuned:
+        others = listed(row.method for row in contenders if row not in tuned)
+        return [f"{RATE} was chosen on validation data for {listed(row.method for row in tuned)}, but not for {others}."]
+    if len(set(rates.values())) > 1:
         return []
-    return [name for name in differing([one, other]) if name != "model" or one.settings["model"] != other.settings["model"]]
+    return [
+        f"All methods use {RATE} {next(iter(rates.values()))}, which was not tuned per method. Another rate can change the ranking "
+        "(polyfed sweep tunes it)."
+    ]
 
 
 def _domains_won(view: str, domains: Sequence[str], contenders: Sequence[MethodRow]) -> list[str]:
@@ -219,11 +292,9 @@ def notices(runs: RunSet) -> list[str]:
     rows = runs.rows
     sentences = [sentence for row in rows for sentence in _about_runs(row)]
     firsts = [row.first for row in rows]
-    for name in differing(firsts) if len({run.method for run in firsts}) > 1 else ():
-        # A method may replace the model; only a different requested model is a difference in settings.
-        if name != "model" or len({run.settings["model"] for run in firsts}) > 1:
-            values = [f"{recipe(row.first).get(name)} for {row.method}" for row in rows]
-            sentences.append(f"Settings differ: {name} is {listed(values)}.")
+    for name in _differing(firsts) if len({run.method for run in firsts}) > 1 else ():
+        values = [f"{recipe(row.first).get(name)} for {row.method}" for row in rows]
+        sentences.append(f"Settings differ: {name} is {listed(values)}.")
     if len({tuple(row.seeds) for row in rows if row.finished}) > 1:
         by_row = "; ".join(f"{row.method} has {listed(map(str, row.seeds))}" for row in rows)
         sentences.append(f"Seeds differ: {by_row}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 KINDS = ("methods", "data", "models", "partitions", "losses")
@@ -62,6 +62,24 @@ def listed(names: Iterable[str]) -> str:
     """Join names with commas and a final "and"."""
     found = list(names)
     return " and ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
+
+
+def format_missing(label: str, missing: Mapping[int, str], seeds: Sequence[int]) -> str:
+    """Explain why a method is not ranked.
+
+    >>> format_missing("fedbn †", {1: "no run"}, [0])
+    'fedbn † is not ranked, because it has no result for seed 1: no run. Its numbers are of seed 0.'
+    """
+    by_reason: dict[str, list[int]] = {}
+    for seed, reason in missing.items():
+        by_reason.setdefault(reason.rstrip("."), []).append(seed)
+    lacking = "; ".join(f"{_format_seeds(found)}: {reason}" for reason, found in by_reason.items())
+    numbers = f"of {_format_seeds(seeds)}" if seeds else "intermediate"
+    return f"{label} is not ranked, because it has no result for {lacking}. Its numbers are {numbers}."
+
+
+def _format_seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' * (len(seeds) > 1)} {listed(map(str, seeds))}"
 
 
 def capital(text: str) -> str:

@@ -32,14 +32,15 @@ from polyfed.runs.folder.run_folder import RunFolder, versions
 from polyfed.runs.lifecycle import facts_of, resume, train_run
 from polyfed.runs.result import Result
 from polyfed.runs.scores import headline
-from polyfed.runs.training_settings import with_one_model
+from polyfed.runs.training_settings import VALIDATED, with_one_model
 from polyfed.setting_facts import require_count
 from polyfed.settings import Settings
 from polyfed.studies.compare.candidates import Candidate, candidates
-from polyfed.studies.report.comparison import require_pandas, row_json
+from polyfed.studies.report.comparison import missing_seeds, require_pandas, row_json
 from polyfed.studies.report.run_record import RunRecord
-from polyfed.studies.report.run_set import MethodRow
+from polyfed.studies.report.run_set import MethodRow, RunSet
 from polyfed.studies.report.sections import trial_rows
+from polyfed.studies.report.verdict import Verdict, verdicts_of
 from polyfed.studies.report.words import json_values, percent
 from polyfed.studies.sweep.data import ReadTooSoon, require_validation, trial_settings, with_validation, without_tests
 from polyfed.studies.sweep.proposals import SAMPLERS
@@ -203,6 +204,7 @@ class Sweep:
         settings = dataclasses.replace(trial.settings, seed=seed, unseen_part=self.settings.unseen_part)
         experiment = Experiment(settings, self.whole)
         experiment.set_headline(self.headline)
+        experiment.origins = {**experiment.origins, **dict.fromkeys(self.tuned, VALIDATED)}
         # If the run folder holds the name of the data set, polyfed resume can rebuild it.
         experiment.given = [] if self.data_by_name else ["data"]
         folder = RunFolder(self.folder / "final" / name_of(experiment.settings, {}, self.whole.source, self.chosen_by(settings)))
@@ -221,6 +223,8 @@ class Sweep:
             "search": "grid" if self.is_grid else self.sampler,
             "halving": self.halving,
             "searched": {axis.name: list(axis.values) for axis in self.axes},
+            "metric": self.metric,
+            "metric_reason": self.metric_reason,
             "chosen_by": f"mean over clients of the {MEASURES[self.metric]} on source-validation data",
             "hold_out": self.hold_out,
             "trials_per_method": self.trials,
@@ -231,12 +235,39 @@ class Sweep:
 
     def rows(self) -> list[MethodRow]:
         """Return the test results of the chosen settings, one row per method."""
-        return [
-            MethodRow(one.method, problem=one.problem or "not searched yet", own=one.candidate.own)
-            if one.problem or one.chosen is None
-            else MethodRow(Candidate(one.chosen.trial.settings.method, one.own).label, one.records, self.metric, one.own)
-            for one in self.searched
-        ]
+        return [self._row(one) for one in self.searched]
+
+    def _row(self, one: Searched) -> MethodRow:
+        if one.chosen is None or not one.records:
+            return MethodRow(one.method, problem=one.problem or "not searched yet", own=one.candidate.own)
+        done = {run.seed for run in one.records}
+        failed = next((seed for seed in self.seeds if seed not in done), 0)
+        missing = missing_seeds(self.seeds, done, failed, one.problem)
+        label = Candidate(one.chosen.trial.settings.method, one.own).label
+        return MethodRow(label, one.records, self.metric, one.own, missing=missing)
+
+    @property
+    def tests(self) -> RunSet:
+        return RunSet(self.rows())
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """The verdict on the test results of each view, as in the report; empty for a single method."""
+        return verdicts_of(self.tests) if len(self.searched) > 1 else []
+
+    @property
+    def significance(self) -> str:
+        """The verdicts as text, as in ``Comparison.significance``."""
+        return " ".join(verdict.text for verdict in self.verdicts)
+
+    @property
+    def tuned(self) -> list[str]:
+        """The settings that the search chooses between several values."""
+        return [axis.name for axis in self.axes if not axis.part and len(set(axis.values)) > 1 and self.trials > 1]
+
+    @property
+    def metric_reason(self) -> str:
+        return "" if self.headline is None else self.headline.reason
 
     @property
     def metric(self) -> str:
@@ -251,13 +282,18 @@ class Sweep:
     def as_json(self) -> dict[str, Any]:
         """Return the search as ``polyfed sweep --json`` prints it."""
         tests = [row_json(row) for row in self.rows()]
-        found: dict[str, Any] = json_values({**self.document(), "tests": tests, "out": str(self.folder)})
+        verdicts = [verdict.as_json() for verdict in self.verdicts]
+        shown = {"tests": tests, "significance": self.significance, "verdicts": verdicts, "out": str(self.folder)}
+        found: dict[str, Any] = json_values({**self.document(), **shown})
         return found
 
     def table(self) -> Any:
-        """Return all trials as a pandas frame with their method, values, validation score (a fraction), and whether they were chosen."""
+        """Return all trials as a pandas frame: method, values, validation score (a fraction), and whether they were chosen.
+
+        The columns are named after the metric of the scores.
+        """
         pandas = require_pandas("table()")
-        return pandas.DataFrame(
+        frame = pandas.DataFrame(
             [
                 {
                     "method": one.method,
@@ -269,6 +305,8 @@ class Sweep:
                 for score in one.scores
             ]
         )
+        frame.columns.name = self.metric
+        return frame
 
     def _repr_html_(self) -> str:
         axes = [axis.name for axis in self.axes]
@@ -282,13 +320,15 @@ class Sweep:
         return f"<table><caption>{escape(first)}</caption><tr>{header}</tr>{body}</table>{results}"
 
     def __repr__(self) -> str:
-        lines = [f"search of {', '.join(axis.name for axis in self.axes)} on {self.settings.data}, {FILE} in {self.folder}"]
+        axes = ", ".join(axis.name for axis in self.axes)
+        lines = [f"search of {axes} on {self.settings.data}, chosen by {MEASURES[self.metric]}, {FILE} in {self.folder}"]
         for one, row in zip(self.searched, self.rows(), strict=True):
             if one.chosen is None or row.mean is None:
                 lines.append(f"{one.method}: {row.problem}")
             else:
                 values = format_values(one.chosen.trial.values)
-                lines.append(f"{one.method}: {values}, test mean {percent(row.mean.value, row.mean.error)} %")
+                mean = percent(row.mean.value, row.mean.error)
+                lines.append(f"{one.method}: {values}, test mean {mean} %{f'. {row.note}' if row.note else ''}")
         return "\n".join(lines)
 
     def _method_json(self, one: Searched) -> dict[str, Any]:

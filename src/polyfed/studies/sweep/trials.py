@@ -228,13 +228,13 @@ def format_values(values: Values) -> str:
 
 
 def edges(one: Searched, axes: Sequence[Axis]) -> list[str]:
-    """Return the axes whose chosen value is the smallest or largest of at least three numbers, so a better one may be outside."""
+    """Return the axes whose chosen value is the smallest or largest of several numbers, so a better one may be outside."""
     if one.chosen is None:
         return []
     found = []
     for axis in axes:
         numbers = [v for v in axis.values if isinstance(v, int | float) and not isinstance(v, bool)]
-        if len(set(numbers)) > 2 and one.chosen.trial.values.get(axis.name) in (min(numbers), max(numbers)):
+        if len(set(numbers)) > 1 and one.chosen.trial.values.get(axis.name) in (min(numbers), max(numbers)):
             found.append(axis.name)
     return found
 
