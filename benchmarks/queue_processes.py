@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import fcntl
 import json
 import os
@@ -135,7 +136,9 @@ def work(file: Path, results: Results, parent: int) -> int:
         os.execvp(job["command"][0], job["command"])
     progress = Progress(results, job["key"])
     try:
-        record = train_recorded(Settings.from_dict(job["settings"], job["key"]), results.path / "runs", job["analyses"], [progress])
+        # The queue runs one job per core.
+        settings = dataclasses.replace(Settings.from_dict(job["settings"], job["key"]), workers="1")
+        record = train_recorded(settings, results.path / "runs", job["analyses"], [progress])
         write_record(results.ledger, record)
     except PolyfedError as error:
         print(f"Failed: {error}", flush=True)

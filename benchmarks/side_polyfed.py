@@ -35,7 +35,7 @@ def require_own_path(experiment: Experiment, options: dict[str, str]) -> None:
     """Refuse a setting that is accepted but does nothing: the ordinary path must not be reported under another name."""
     backend = experiment.backend
     within = getattr(backend, "inner", backend)
-    if "workers" in options and within is backend:
+    if "workers" in options and (within is backend or backend.pace is not None):
         raise CannotTakePart(f"polyfed still uses one process ({type(backend).__name__}) with workers {options['workers']}")
     if options.get("backend") == "fused" and type(within) is InProcess:
         raise CannotTakePart("polyfed still uses the ordinary path with backend fused")

@@ -202,8 +202,8 @@ class Settings:
         "rounding",
     )
     workers: str = setting(
-        "1",
-        "Number of processes that train clients in parallel, one thread each, or auto (one per core).",
+        AUTO,
+        "Number of processes that train clients in parallel, one thread each, or auto: one per core, but one for short runs.",
         "Speed",
         "machine",
         pattern=r"auto|[1-9]\d{0,5}",

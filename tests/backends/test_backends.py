@@ -34,7 +34,7 @@ MEMBERS = {
     "__call__",
     *("remote", "leaves_newcomer", "data", "infos", "replace_data"),
     *("client_states", "changed", "state_of", "can_read", "retain", "keep_in", "client_digests"),
-    *("losses_of_round", "validations_of_round", "close"),
+    *("losses_of_round", "validations_of_round", "workers_usage", "close"),
 }
 
 
@@ -70,7 +70,13 @@ def test_every_member_is_documented() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "changes"),
-    [(InProcess, {}), (Workers, {"workers": "2"}), (Fused, {"backend": "fused"}), (Debug, {"backend": "debug"}), (WithoutData, {})],
+    [
+        (InProcess, {"workers": "1"}),
+        (Workers, {"workers": "2"}),
+        (Fused, {"backend": "fused"}),
+        (Debug, {"backend": "debug"}),
+        (WithoutData, {}),
+    ],
 )
 def test_every_backend_has_every_member(kind: type, changes: dict[str, str]) -> None:
     chosen = {"backend": without_data(at_nodes=False)} if kind is WithoutData else {}

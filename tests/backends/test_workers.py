@@ -21,6 +21,7 @@ from helpers.processes import alive, gone
 from helpers.recorded_runs import sealed_again
 from helpers.watching import AfterRound
 from polyfed.backends import workers as workers_module
+from polyfed.backends.choose import OWN
 from polyfed.backends.in_process import Debug, InProcess
 from polyfed.backends.shared_memory import SharedMemory, to_json, to_tree
 from polyfed.backends.worker import fork
@@ -105,7 +106,11 @@ def test_the_setting_chooses() -> None:
     assert few.count == len(SIZES)
     assert type(chosen(workers="1")) is InProcess
     cores = len(os.sched_getaffinity(0))
-    assert getattr(chosen(workers="auto"), "count", 1) == min(cores, len(SIZES))
+    assert getattr(chosen(), "count", 1) == min(cores, len(SIZES))
+    assert type(chosen(clients_per_round=1)) is InProcess
+    for backend in ("fused", "auto"):  # the last bits depend on the groups of stacked clients
+        assert type(chosen(backend=backend)) is OWN[backend]
+    assert type(chosen(compile="auto")) is InProcess
     with pytest.raises(SettingError, match="one thread each, which conflicts with --threads 2"):
         chosen(workers="2", threads=2)
     assert type(chosen(workers="auto", threads=2)) is InProcess

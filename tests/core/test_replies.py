@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from helpers.recorded_runs import experiment_of, go_on
-from polyfed.backends.in_process import InProcess
+from polyfed.backends.base import StagingBackend
 from polyfed.core.client import Client
 from polyfed.core.entries import entries_of, optimizer_entries
 from polyfed.core.method import Facts, Method
@@ -205,14 +205,14 @@ def nested_deep() -> Any:
 
 def trained(monkeypatch: pytest.MonkeyPatch, method: str, question: str, bend: Bend, number: int | None = None) -> Experiment:
     """A run in which one client's answers to one question are bent, in all rounds or in one."""
-    send_request = InProcess.__call__
+    send_request = StagingBackend.__call__
 
-    def bending(self: InProcess, request: Request) -> Iterator[Reply]:
+    def bending(self: StagingBackend, request: Request) -> Iterator[Reply]:
         for reply in send_request(self, request):
             bad = reply.client == BAD and request.what == question and number in (None, request.round)
             yield replace(reply, payload=bend(reply.payload)) if bad else reply
 
-    monkeypatch.setattr(InProcess, "__call__", bending)
+    monkeypatch.setattr(StagingBackend, "__call__", bending)
     torch.manual_seed(3)
     experiment = Experiment(Settings(method=method, rounds=2, batch_size=4), tiny_federation(), model=TinyNet())
     experiment.train()

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from polyfed.backends.base import Outcome
+from polyfed.backends.base import Outcome, StagingBackend
 from polyfed.backends.in_process import InProcess
+from polyfed.backends.workers import Workers
 from polyfed.core.rounds import Observer, Reply, Request
 from polyfed.runs.callbacks.callback import Callback, RunState
 from polyfed.runs.experiment import Experiment
@@ -37,14 +38,15 @@ class Messages(Callback):
 def messages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Request, Reply]]:
     """Every message from now on, as it is answered."""
     seen: list[tuple[Request, Reply]] = []
-    send_request = InProcess.__call__
+    send_request = StagingBackend.__call__
 
-    def watch(self: InProcess, request: Request) -> Any:
+    def watch(self: StagingBackend, request: Request) -> Any:
         for reply in send_request(self, request):
             seen.append((request, reply))
             yield reply
 
-    monkeypatch.setattr(InProcess, "__call__", watch)
+    for kind in (InProcess, Workers):
+        monkeypatch.setattr(kind, "__call__", watch)
     return seen
 
 

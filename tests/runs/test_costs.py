@@ -13,6 +13,7 @@ import torch
 import polyfed as pf
 from helpers.command_line import SHORT, Command, says
 from helpers.report_page import words
+from polyfed.backends import process_memory
 from polyfed.core.client import Client
 from polyfed.core.method import Facts, Method, parse
 from polyfed.core.rounds import Exchange
@@ -20,7 +21,6 @@ from polyfed.core.server import Server
 from polyfed.runs import costs as meter
 from polyfed.runs.costs import Costs
 from polyfed.runs.result import Result
-from polyfed.settings import Settings
 from polyfed.studies.report.costs import Expense, Spent, Totals, cells, cost_json, spent, totals
 from polyfed.studies.report.html import render
 from polyfed.studies.report.run_record import RunRecord
@@ -32,7 +32,9 @@ SPECTRUM = 3 * 8 * 8 * 4  # an amplitude spectrum of an image of 3 x 8 x 8, in f
 STYLE = 2 * 3 * 4  # a mean and a standard deviation of three channels
 PARAMETERS = (8 * 3 * 9 + 16) + (8 * 8 * 9 + 8 + 16) + (3 * 8 + 3)  # of TinyNet: convolutions, norm scales and shifts, head
 BUFFER = 120_000_000
-needs_linux = pytest.mark.skipif(not meter.reset_peak(), reason="this system cannot tell the peak memory of a part of a run")
+needs_linux = pytest.mark.skipif(
+    not process_memory.reset_peak(), reason="this system cannot tell the peak memory of a part of a run"
+)
 
 
 def trained(method: str | Method, **changes: Any) -> Result:
@@ -169,16 +171,15 @@ def test_cpu_seconds_of_training_without_evaluations() -> None:
 
 
 def test_what_cannot_be_measured_is_left_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(meter, "CLEAR", tmp_path / "nowhere" / "clear_refs")
+    monkeypatch.setattr(process_memory, "CLEAR", tmp_path / "nowhere" / "clear_refs")
     found = total(trained("fedavg"))
     assert found.memory is None and found.cpu_seconds is not None
-    monkeypatch.setattr(meter, "STATUS", tmp_path / "status")
-    assert meter.resident_size() is None and meter.peak_size() is None
+    monkeypatch.setattr(process_memory, "STATUS", tmp_path / "status")
+    assert process_memory.resident_size() is None and process_memory.peak_size() is None
     costs = Costs()
-    elsewhere = meter.Meter(trains_here=False)
+    elsewhere = meter.Meter(workers=lambda: None)
     elsewhere.pause(costs)
     assert not costs.memory and not costs.cpu_seconds and set(costs.seconds) == {"training"}
-    assert not meter.trains_in_this_process(Settings(workers="2")) and meter.trains_in_this_process(Settings())
 
 
 def test_the_user_s_random_numbers_are_left_alone() -> None:
@@ -266,7 +267,7 @@ def test_compare_prints_the_table_where_fedavg_is_there(polyfed: Command, images
     # Two clients: a style of three channels is uploaded, and the other one downloaded, before two rounds.
     assert (ccst["left_once_bytes_per_client"], ccst["extra_bytes_per_client_and_round"]) == (STYLE, 2 * STYLE / 2)
     assert (feddg_ga["left_bytes_per_client_and_round"], feddg_ga["granularity"]) == (16, "aggregate")
-    if sys.platform == "linux" and meter.reset_peak():
+    if sys.platform == "linux" and process_memory.reset_peak():
         assert ccst["peak_memory_increase_bytes"] >= 0
     without = polyfed(*asked, "--no-costs")
     assert "beside fedavg" not in without.out and without.json["methods"][1]["costs"] == ccst

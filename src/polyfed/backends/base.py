@@ -7,7 +7,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from polyfed.backends.client_store import ClientStore
 from polyfed.core.data_types import ClientData
@@ -17,6 +17,13 @@ from polyfed.core.server import ClientInfo, canonical_order
 from polyfed.core.workbench import ClientState, Workbench, client_digest
 
 log = logging.getLogger("polyfed")
+
+
+class Usage(NamedTuple):
+    """CPU seconds of worker processes, and the bytes of memory that training added to theirs (the sum of their peaks)."""
+
+    cpu_seconds: float = 0.0
+    memory: int = 0
 
 
 class Backend(Transaction, Protocol):
@@ -31,6 +38,7 @@ class Backend(Transaction, Protocol):
         changed: Clients whose state has changed since the last checkpoint. The recorder empties it.
         losses_of_round: Training loss per client in the last committed round.
         validations_of_round: Validation score per client of the models trained in that round, if the run selects its round by it.
+        workers_usage: Usage of worker processes so far; None if clients train on other machines, so that it is unknown.
     """
 
     remote: bool
@@ -39,6 +47,9 @@ class Backend(Transaction, Protocol):
     changed: set[str]
     losses_of_round: Mapping[str, float]
     validations_of_round: Mapping[str, float]
+
+    @property
+    def workers_usage(self) -> Usage | None: ...
 
     @property
     def infos(self) -> Sequence[ClientInfo]:
@@ -107,6 +118,10 @@ class StagingBackend(abc.ABC):
     remote = False
     leaves_newcomer = False
 
+    @property
+    def workers_usage(self) -> Usage | None:
+        return None if self.remote else Usage()
+
     def __init__(self, bench: Workbench, clients: Collection[ClientData]) -> None:
         self.bench = bench
         self.replace_data(clients)
@@ -130,6 +145,10 @@ class StagingBackend(abc.ABC):
     @client_states.setter
     def client_states(self, states: Mapping[str, ClientState]) -> None:
         self._client_states = ClientStore(states)
+
+    def share_states(self, other: StagingBackend) -> None:
+        """Use the client states of another backend instead of separate ones."""
+        self._client_states, self.staged = other._client_states, other.staged
 
     def __call__(self, request: Request) -> Iterator[Reply]:
         requested = sorted((client for client in request.payloads if client in self.place), key=self.place.__getitem__)

@@ -35,7 +35,7 @@ def backend_for(bench: Workbench, clients: Collection[ClientData]) -> Backend:
     base = OWN[settings.backend]
     if base is InProcess:
         compiled_steps(bench)
-    count = 1 if base is Debug or settings.workers == "1" else worker_count(bench, len(clients))
+    count = 1 if base is Debug else worker_count(bench, len(clients))
     return base(bench, clients) if count == 1 else Workers(bench, clients, base, count)
 
 

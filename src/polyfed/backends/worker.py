@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 import weakref
@@ -23,9 +24,10 @@ import torch
 from torch import Tensor
 
 from polyfed.backends.client_store import ClientStore
+from polyfed.backends.process_memory import private_peak, private_size, reset_peak
 from polyfed.backends.shared_memory import Json, Mark, SharedMemory, Spot, to_json, to_tree
 from polyfed.core.rounds import TRAINING, Payload, Request
-from polyfed.core.workbench import ClientState
+from polyfed.core.workbench import ClientState, give_back
 from polyfed.errors import ClientFailure, PolyfedError
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ class Worker:
         self.pipe, far_end = Pipe()
         parent_ends.add(self.pipe)
         self.owner = os.getpid()
+        self.memory = 0
         self.pid = fork(lambda: WorkerLoop(inner, far_end, shared, self.request, self.response).serve())
         far_end.close()
         self.serial = -1
@@ -75,6 +78,11 @@ class Worker:
         except ChildProcessError:  # other code in this program waits for all children, or ignores SIGCHLD
             return "ended"
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def is_worker() -> bool:
+    """Return True in a worker process."""
+    return bool(inherited)
 
 
 def fork(work: Callable[[], None]) -> int:
@@ -178,9 +186,13 @@ class WorkerLoop:
         self.shared_tensors: list[Tensor] = []
         self.shared_payloads: list[Payload] = []
         self.shared_marks: Marks = {}
+        self.purpose = ""
+        self.size_at_start: int | None = None
 
     def serve(self) -> None:
         self.notes.install()
+        give_back()
+        self.size_at_start = private_size()
         while True:
             try:
                 text = self.pipe.recv_bytes()
@@ -194,19 +206,41 @@ class WorkerLoop:
                 return
 
     def respond(self, message: Json) -> Json:
-        """Return the outcomes of a request, and the error after them if a client failed."""
+        """Return the outcomes of a request, the error after them if a client failed, and what the request used."""
+        start, bench = time.process_time(), self.inner.bench
         self.response.clear()
         response: dict[str, Any] = {"own": [], "outcomes": []}
+        bench.answers = {} if message["wants_answers"] else None
         try:
             request, states, marks = self.unpack(message)
+            self.measure_memory(request.purpose)
             self.inner.client_states, self.inner.staged = states, ClientStore()
             for outcome in self.inner.outcomes(request, list(states)):
                 response["outcomes"].append(self.pack(request, outcome, marks, response["own"]))
         except Exception as error:
             response["error"] = [class_name(type(error)), str(error), traceback.format_exc()]
         self.inner.client_states = {}
+
+        def mark(value: Tensor) -> Mark:
+            response["own"].append(self.response.put(value))
+            return {"own": len(response["own"]) - 1}
+
+        response["answers"] = [[list(key), to_json(dict(found), mark)] for key, found in (bench.answers or {}).items()]
+        response["cpu_seconds"], response["memory"] = time.process_time() - start, self.peak_of_training()
         response["notes"], self.notes.records = self.notes.records, []
         return response
+
+    def measure_memory(self, purpose: str) -> None:
+        """Measure the peak from here if training starts, without memory that evaluations have left."""
+        if purpose == TRAINING != self.purpose:
+            give_back()
+            reset_peak()
+        self.purpose = purpose
+
+    def peak_of_training(self) -> int:
+        """Return the bytes that training added to this process since its start."""
+        peak = private_peak() if self.purpose == TRAINING else None
+        return 0 if peak is None or self.size_at_start is None else max(0, peak - self.size_at_start)
 
     def unpack(self, message: Json) -> tuple[Request, dict[str, ClientState], Marks]:
         """Return the request, the client states, and the parent's marks of the received tensors."""

@@ -11,166 +11,36 @@ import json
 import logging
 import os
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Generator, Iterator, Sequence
 from multiprocessing.connection import wait
-from typing import Any, TypeVar
+from typing import Any
 
-from torch import Tensor
-
-from polyfed.backends.base import Outcome, StagingBackend
+from polyfed.backends.base import Outcome, StagingBackend, Usage
+from polyfed.backends.client_store import ClientStore
 from polyfed.backends.in_process import InProcess
-from polyfed.backends.shared_memory import Json, Mark, SharedMemory, Spot, to_json, to_tree
-from polyfed.backends.worker import Worker, rebuild_error, show
+from polyfed.backends.pace import Pace, free_processes, needs_this_process
+from polyfed.backends.sending import Bundle, Sending, WorkerTask
+from polyfed.backends.shared_memory import SharedMemory
+from polyfed.backends.worker import Worker, show
 from polyfed.core.data_types import ClientData
-from polyfed.core.rounds import Payload, Request
-from polyfed.core.workbench import ClientState, Workbench
+from polyfed.core.rounds import Request
+from polyfed.core.workbench import Workbench
 from polyfed.errors import ClientFailure, SettingError
-from polyfed.trees import tensors_in
+from polyfed.settings import AUTO
 
 log = logging.getLogger("polyfed")
-T = TypeVar("T")
 
 MAX_DEATHS = 3
 MAX_BYTES_AHEAD = 1 << 30
 
 
-@dataclass
-class WorkerTask:
-    """Clients that one worker runs, and the tensors that were sent to this worker only."""
-
-    place: int
-    clients: Sequence[str]
-    sent: list[Tensor] = field(default_factory=list)
-    deaths: int = 0
-
-    @property
-    def label(self) -> str:
-        return f"client {self.clients[0]}" + (f" and {len(self.clients) - 1} others" if len(self.clients) > 1 else "")
-
-
-@dataclass(frozen=True)
-class Bundle:
-    """A worker's response to a task: outcomes, and an error if a client failed. ``size`` is the bytes of its tensors."""
-
-    outcomes: Sequence[Outcome] = ()
-    notes: Sequence[Json] = ()
-    error: Exception | None = None
-    size: int = 0
-
-
-class Sending:
-    """A request as it is sent to workers. Values for more than one client are copied once, for all workers."""
-
-    def __init__(
-        self, serial: int, request: Request, clients: Sequence[str], states: Mapping[str, ClientState], memory: SharedMemory
-    ) -> None:
-        self.serial, self.request, self.states, self.memory = serial, request, states, memory
-        self.payloads = {client: request.payloads[client] for client in clients}
-        self.spots: list[Spot] = []
-        self.shared: list[Tensor] = []
-        self.places: dict[int, int] = {}
-        self.trees: list[Json] = []
-        self.tree_places: dict[int, int] = {}
-        self.repeated_payloads = repeated(self.payloads.values())
-        self.repeated = repeated(self._tensors(clients))
-        memory.clear()
-
-    def _tensors(self, clients: Sequence[str]) -> Iterator[Tensor]:
-        """Yield all tensors; those of a payload for several clients twice, so that they count as repeated."""
-        for payload in {id(payload): payload for payload in self.payloads.values()}.values():
-            for _ in range(2 if id(payload) in self.repeated_payloads else 1):
-                yield from tensors_in(payload.entries)
-                yield from tensors_in(payload.extras)
-        for client in clients:
-            yield from {id(value): value for value in tensors_in(self.states[client].memory)}.values()
-
-    def mark(self, value: Tensor, task: WorkerTask, request: SharedMemory, own: list[Spot]) -> Mark:
-        """Copy a tensor to the memory of all workers or of this task, and return its mark."""
-        if id(value) not in self.repeated:
-            task.sent.append(value)
-            own.append(request.put(value))
-            return {"sent": len(own) - 1}
-        if id(value) not in self.places:
-            self.places[id(value)] = len(self.shared)
-            self.shared.append(value)
-            self.spots.append(self.memory.put(value))
-        return {"shared": self.places[id(value)]}
-
-    def message(self, task: WorkerTask, worker: Worker) -> bytes:
-        if worker.serial != self.serial:
-            worker.serial, worker.known_spots, worker.known_trees = self.serial, 0, 0
-        own: list[Spot] = []
-        task.sent = []
-        worker.request.clear()
-
-        def mark(value: Tensor) -> Mark:
-            return self.mark(value, task, worker.request, own)
-
-        request, clients = self.request, []
-        try:
-            for client in task.clients:
-                payload, state = self.payload(self.payloads[client], mark), self.states[client]
-                has_state = bool(state.entries or state.memory)
-                clients.append([client, payload, to_json((state.entries, state.memory), mark) if has_state else None])
-        except TypeError as error:
-            raise ClientFailure(f"Round {request.round}, request {request.what!r} to {task.label}: {error}") from error
-        message = {
-            "request": [self.serial, request.what, request.purpose, request.round, request.attempt, request.together],
-            "spots": self.spots[worker.known_spots :],
-            "trees": self.trees[worker.known_trees :],
-            "own": own,
-            "clients": clients,
-        }
-        worker.known_spots, worker.known_trees = len(self.spots), len(self.trees)
-        return json.dumps(message).encode()
-
-    def payload(self, payload: Payload, mark: Callable[[Tensor], Mark]) -> Json:
-        if id(payload) not in self.repeated_payloads:
-            return to_json((payload.entries, payload.extras), mark)
-        if id(payload) not in self.tree_places:
-            self.trees.append(to_json((payload.entries, payload.extras), mark))
-            self.tree_places[id(payload)] = len(self.trees) - 1
-        return self.tree_places[id(payload)]
-
-    def bundle(self, response: Json, task: WorkerTask, memory: SharedMemory) -> Bundle:
-        """Convert a worker's response, and copy its tensors out of shared memory."""
-        own = [memory.view(Spot(*spot)).clone() for spot in response["own"]]
-
-        def tensor(kind: str, place: int) -> Tensor:
-            return {"own": own, "sent": task.sent, "shared": self.shared}[kind][place]
-
-        outcomes = [
-            Outcome(
-                client,
-                None if payload is None else Payload(*to_tree(payload, tensor)),
-                self.states[client] if state is None else ClientState(*to_tree(state, tensor)),
-                loss,
-                problem,
-                validation,
-            )
-            for client, payload, state, loss, problem, validation in response["outcomes"]
-        ]
-        error = rebuild_error(*response["error"]) if "error" in response else None
-        return Bundle(outcomes, response["notes"], error, sum(value.nbytes for value in own))
-
-
-def repeated(things: Iterable[T]) -> dict[int, T]:
-    """Return the objects that occur more than once, by id. The reference to each object prevents reuse of its id."""
-    seen: set[int] = set()
-    found: dict[int, T] = {}
-    for thing in things:
-        if id(thing) in seen:
-            found[id(thing)] = thing
-        seen.add(id(thing))
-    return found
-
-
 class Workers(StagingBackend):
-    """Processes with one thread each, forked at the first request.
+    """Processes with one thread each, forked at the first request, or with ``auto`` as soon as they repay their start.
 
+    Until then, clients run in this process. States and replies are the same in both, so the digest does not depend on the time of the switch.
     Each worker has a separate backend of class ``base``, which runs one client at a time, or groups if it takes groups.
-    A worker that dies is replaced, and its task is repeated.
+    A worker that dies is replaced, and its task is repeated. With ``auto``, a run continues in this process if workers cannot be started, or
+    if the system kills several that run the same task.
     """
 
     def __init__(self, bench: Workbench, clients: Collection[ClientData], base: type[InProcess], count: int) -> None:
@@ -179,6 +49,9 @@ class Workers(StagingBackend):
         self.inner = base(bench, clients)
         super().__init__(bench, clients)
         self.count = count
+        self.pace = Pace(bench.settings.rounds) if bench.settings.workers == AUTO else None
+        self.started = self.pace is None
+        self.cpu_seconds = 0.0
         self.workers: list[Worker] = []
         self.memory: SharedMemory | None = None
         self.serial = 0
@@ -197,20 +70,78 @@ class Workers(StagingBackend):
         self.serial += 1
         if not clients:
             return
+        tasks = self.tasks(request, clients)
+        if self.pace is not None:
+            tasks = yield from self.outcomes_here(self.pace, request, tasks)
+        if not tasks:
+            return
+        clients = [client for task in tasks for client in task.clients]
         if self.memory is None:
             self.memory = SharedMemory()
-        sending = Sending(self.serial, request, clients, {client: self.current_state(client) for client in clients}, self.memory)
-        turn = Turn(self, sending, self.tasks(request, clients))
+        states = {client: self.current_state(client) for client in clients}
+        sending = Sending(self.serial, request, clients, states, self.memory, self.bench.answers is not None)
+        turn = Turn(self, sending, tasks)
         try:
-            for bundle in turn.bundles():
+            for task, bundle in zip(tasks, turn.bundles(), strict=True):
                 for note in bundle.notes:
                     show(note, self.shown)
+                if self.bench.answers is not None:
+                    self.bench.answers.update(bundle.answers)
                 yield from bundle.outcomes
+                if bundle.killed:
+                    self.inner.share_states(self)
+                    yield from self.inner.outcomes(request, task.clients)
                 if bundle.error is not None:
                     raise bundle.error
         finally:
             if self.serial == sending.serial:
-                self.end(list(self.running))
+                self.end(list(self.running if self.started else self.workers))
+
+    def outcomes_here(self, pace: Pace, request: Request, tasks: list[WorkerTask]) -> Generator[Outcome, None, list[WorkerTask]]:
+        """Run tasks in this process while workers would not repay their start. Return the other tasks, for workers."""
+        pace.begin(request)
+        self.inner.share_states(self)
+        for number, task in enumerate(tasks):
+            self.started = self.started or self.workers_repay(pace, len(tasks) - number, request)
+            if self.started and len(tasks) > 1:
+                return [WorkerTask(place, left.clients) for place, left in enumerate(tasks[number:])]
+            yield from pace.timed(self.inner.outcomes(request, task.clients))
+        return []
+
+    def workers_repay(self, pace: Pace, tasks: int, request: Request) -> bool:
+        """Return True if the remaining work repays the start of workers, and they can be started safely."""
+        if tasks < 2 or not pace.repays_workers(tasks) or needs_this_process(self.bench, self.data.values()):
+            return False
+        count = min(self.count, free_processes())
+        if count < 2:
+            return False
+        self.count = count
+        if not self.start_first():
+            return False
+        log.info(
+            "Round %d: from now on in %d processes, with the same results. Use --workers 1 for one.", request.round, self.count
+        )
+        return True
+
+    def start_first(self) -> bool:
+        """Start a worker; return False, and stay in this process from now on, if the system does not permit it."""
+        self.inner.client_states, self.inner.staged = {}, ClientStore()  # the worker needs none of these states
+        try:
+            self.memory = self.memory or SharedMemory()
+            self.workers.append(Worker(self.inner, self.memory))
+        except OSError as error:
+            self.stay_here(f"cannot start worker processes ({error.strerror})")
+            self.inner.share_states(self)
+            return False
+        return True
+
+    def stay_here(self, reason: str) -> None:
+        log.warning("Continuing in one process: %s.", reason)
+        self.count, self.started = 1, False
+
+    @property
+    def workers_usage(self) -> Usage:
+        return Usage(self.cpu_seconds, sum(worker.memory for worker in self.workers))
 
     def tasks(self, request: Request, clients: Sequence[str]) -> list[WorkerTask]:
         """Return one task per evaluation group, per client or, if the inner backend trains groups, per worker."""
@@ -224,12 +155,15 @@ class Workers(StagingBackend):
         idle = [worker for worker in self.workers if worker not in self.running]
         if idle:
             return idle[0]
-        if len(self.workers) == self.count:
+        if len(self.workers) >= self.count:
             return None
         assert self.memory is not None
         try:
             self.workers.append(Worker(self.inner, self.memory))
         except OSError as error:
+            if self.pace is not None and self.workers:
+                self.count = len(self.workers)
+                return None
             raise ClientFailure(
                 f"Cannot start worker process {len(self.workers) + 1} of {self.count}: {error.strerror}. Use fewer --workers."
             ) from error
@@ -246,6 +180,7 @@ class Workers(StagingBackend):
     def close(self) -> None:
         super().close()
         self.serial += 1
+        self.started = self.pace is None
         self.end(list(self.workers))
         if self.memory is not None:
             self.memory.close()
@@ -298,6 +233,8 @@ class Turn:
                 self.replace(worker)
                 continue
             task = self.backend.running.pop(worker)
+            self.backend.cpu_seconds += response["cpu_seconds"]
+            worker.memory = max(worker.memory, response["memory"])
             self.settle(task, self.sending.bundle(response, task, worker.response))
 
     def settle(self, task: WorkerTask, bundle: Bundle) -> None:
@@ -319,6 +256,10 @@ class Turn:
                 how,
             )
             heapq.heappush(self.waiting, task.place)
+            return
+        if self.backend.pace is not None and how.endswith("SIGKILL"):
+            self.backend.stay_here("the system killed workers, probably because memory ran out")
+            self.settle(task, Bundle(killed=True))
             return
         advice = (
             "Memory probably ran out: use fewer --workers, a smaller --batch-size, or a smaller model."
@@ -350,10 +291,15 @@ def workers_problem(bench: Workbench) -> str:
 
 
 def worker_count(bench: Workbench, clients: int, workers: str | None = None) -> int:
-    """Return the number of worker processes for ``workers`` (default: the setting), at most one per client."""
-    workers = bench.settings.workers if workers is None else workers
-    if workers != "auto":
+    """Return the number of worker processes for ``workers`` (default: the setting), at most one per client.
+
+    With ``auto``, at most one per client that trains in a round, and one if the number of processes would change the result: the groups of
+    stacked clients and the compiled programs depend on it.
+    """
+    settings = bench.settings
+    workers = settings.workers if workers is None else workers
+    if workers != AUTO:
         return min(int(workers), clients) if int(workers) > 1 and clients > 1 else 1
-    if workers_problem(bench):
+    if workers_problem(bench) or settings.backend != "process" or settings.compile != "off":
         return 1
-    return min(len(os.sched_getaffinity(0)), clients)
+    return max(1, min(len(os.sched_getaffinity(0)), settings.sampled(clients)))

@@ -185,6 +185,8 @@ class Workbench:
         """User-supplied factory of a client's optimizer, from its parameters and ``lr``."""
         self.own_schedule: Callable[[int, int], float] | None = None
         """User-supplied factor on the learning rate, from the round and the number of rounds."""
+        self.uses_objects = False
+        """True if objects given in Python replace the optimizer, loss, schedule or augmentation."""
         self.measure: str = self.task.main_measure
         """Metric that selects the best round. The run sets it before round 1."""
         self.answers: dict[tuple[str, str, str], Mapping[str, Tensor]] | None = None

@@ -20,7 +20,7 @@ from polyfed.core.part import declared
 from polyfed.core.seeds import default_stream
 from polyfed.core.sharing import Plan, check_none_redundant
 from polyfed.core.slots import SLOTS, HeadSurgery, Surgery
-from polyfed.core.workbench import Workbench, chosen_device
+from polyfed.core.workbench import Workbench, chosen_device, present_devices
 from polyfed.data.federation_summary import RecordedInputs
 from polyfed.data.own.own_data import is_own_data, options_of_own_data, own_data
 from polyfed.data.own.table_columns import GROUP, UNCHECKED
@@ -375,6 +375,9 @@ def notices(settings: Settings, method: Method, bench: Workbench, clients: int) 
         found.append(f"--newcomer {settings.newcomer} has no effect: {method} defines its own newcomer model.")
     if settings.root is not None and not reads_files(settings.data):
         found.append(f"--root {settings.root} has no effect: {settings.data} does not use files from a folder.")
+    fastest = present_devices()[0]
+    if settings.device == "cpu" and fastest != "cpu" and settings.backend != "flower":
+        found.append(f"This machine has a GPU, but the run uses the CPU. Use --device {fastest} to train on the GPU (untested).")
     smallest = method.facts.smallest_batch or (2 if bench.batch_norms else 1)
     if settings.batch_size < smallest:
         found.append(

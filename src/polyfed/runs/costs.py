@@ -1,4 +1,4 @@
-"""Costs of a run: bytes, messages, and the time, CPU time and memory that this process uses for training, without evaluations."""
+"""Costs of a run: bytes, messages, and the time, CPU time and memory that training uses on this machine, without evaluations."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from polyfed.backends.base import Usage
+from polyfed.backends.process_memory import peak_size, reset_peak, resident_size
 from polyfed.core.entries import Entry
 from polyfed.core.rounds import TRAINING, Payload, Replies, Request, SendRequest
 from polyfed.core.workbench import give_back
-from polyfed.settings import Settings
 from polyfed.trees import leaves_in
 
 EXTRA = "extra"
@@ -32,8 +32,10 @@ class Costs:
         bytes: Maps direction, purpose and entry kind to bytes; the kind ``extra`` is everything except model entries.
         messages: Maps the purpose to the number of requests to single clients.
         seconds: Wall-clock time of training and evaluation.
-        cpu_seconds: CPU time of training in all threads of this process; empty if other processes train the clients.
-        memory: ``peak`` bytes that this process used during training, and their ``increase`` over the memory before; empty if not measured.
+        cpu_seconds: CPU time of training in this process and in worker processes; empty if other machines train the clients.
+        memory: ``peak`` bytes that training used, and their ``increase`` over the memory before; empty if not measured. With worker
+            processes, this is the peak of this process plus, for each worker, its peak minus its size at its start. The processes may
+            reach their peaks at different times.
         once: ``extra`` bytes that all clients uploaded in training before round 1; None for older runs, which recorded only the total.
     """
 
@@ -113,8 +115,6 @@ def counted(send_request: SendRequest, costs: Costs, kinds: Mapping[str, Entry])
     return count
 
 
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-RESET_PEAK = "5"
 LEFT_BEHIND = 2**20
 """Bytes of freed memory that evaluations may leave before it is returned to the system."""
 
@@ -125,17 +125,19 @@ class Meter:
     Memory is the peak resident size, and its increase over the size before training (Linux only).
 
     Args:
-        trains_here: False if other processes train the clients; then CPU time and memory are not measured.
+        workers: Returns the usage of worker processes so far; None if other machines train the clients. Then CPU time and memory are not
+            measured.
         background: Returns the CPU time of background threads (checkpoints), which does not count as training.
     """
 
-    def __init__(self, trains_here: bool = True, background: Callable[[], float] = float) -> None:
-        self.trains_here, self.background = trains_here, background
-        if trains_here:
+    def __init__(self, workers: Callable[[], Usage | None] = Usage, background: Callable[[], float] = float) -> None:
+        self.workers, self.background = workers, background
+        self.trains_here = workers() is not None
+        if self.trains_here:
             load_libraries()
             gc.collect()
             give_back()
-        self.before = resident_size() if trains_here else None
+        self.before = resident_size() if self.trains_here else None
         self.at_pause = self.before
         self._set_marks()
 
@@ -148,6 +150,7 @@ class Meter:
             costs.cpu_seconds["training"] = costs.cpu_seconds.get("training", 0.0) + self._cpu_seconds() - self.cpu
         peak = peak_size() if self.peak_is_new else None
         if peak is not None and self.before is not None:
+            peak += (self.workers() or Usage()).memory
             found = {"peak": peak, "increase": peak - self.before}
             costs.memory = {what: max(size, costs.memory.get(what, 0)) for what, size in found.items()}
             self.at_pause = resident_size()
@@ -160,42 +163,11 @@ class Meter:
         self._set_marks(measure_memory)
 
     def _cpu_seconds(self) -> float:
-        return time.process_time() - self.background()
+        return time.process_time() + (self.workers() or Usage()).cpu_seconds - self.background()
 
     def _set_marks(self, measure_memory: bool = True) -> None:
         self.peak_is_new = measure_memory and self.before is not None and reset_peak()
         self.wall, self.cpu = time.perf_counter(), self._cpu_seconds()
-
-
-def trains_in_this_process(settings: Settings) -> bool:
-    return settings.workers == "1" and settings.backend != "flower"
-
-
-def resident_size() -> int | None:
-    """Return the bytes of memory that this process uses; None if the system does not report them."""
-    return _status("VmRSS:")
-
-
-def peak_size() -> int | None:
-    """Return the peak memory in bytes since the last ``reset_peak``; None if the system does not report it."""
-    return _status("VmHWM:")
-
-
-def reset_peak() -> bool:
-    """Reset the peak to the current size; return False if the system does not support it."""
-    try:
-        CLEAR.write_text(RESET_PEAK)
-    except OSError:
-        return False
-    return True
-
-
-def _status(field: str) -> int | None:
-    try:
-        lines = STATUS.read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), None)
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from polyfed.runs.callbacks.callback import ActiveRun, Callback, Callbacks, Stop
 from polyfed.runs.callbacks.checkpoints import CheckpointWriter
 from polyfed.runs.callbacks.evaluation import SELECTIONS, EarlyStopping, Evaluation
 from polyfed.runs.callbacks.training_metrics import TrainingMetrics
-from polyfed.runs.costs import Meter, trains_in_this_process
+from polyfed.runs.costs import Meter
 from polyfed.runs.experiment import Experiment, settings_given
 from polyfed.runs.folder.checkpoint import Snapshot
 from polyfed.runs.folder.final_files import read_answers, save_newcomer
@@ -122,8 +122,8 @@ def train_run(
 
 def _after_round(run: ActiveRun, checkpoints: CheckpointWriter) -> Callable[[Server], None]:
     """Return an observer that calls the callbacks of a run, and excludes their costs from those of training."""
-    costs = run.experiment.costs
-    meter = Meter(trains_in_this_process(run.experiment.settings), background=lambda: checkpoints.background.cpu_seconds)
+    costs, backend = run.experiment.costs, run.experiment.backend
+    meter = Meter(lambda: backend.workers_usage, background=lambda: checkpoints.background.cpu_seconds)
 
     def observe(server: Server) -> None:
         meter.pause(costs)

@@ -24,7 +24,7 @@ from polyfed.errors import SettingError, nearest
 from polyfed.models import models
 from polyfed.models.model_text import as_call, with_batch_norm
 from polyfed.setting_facts import Unset
-from polyfed.settings import FACTS, Settings
+from polyfed.settings import AUTO, FACTS, Settings
 from polyfed.text import read_call
 
 if TYPE_CHECKING:
@@ -107,8 +107,8 @@ def why_this_model(requested: Settings, used: Settings, data: DataSet | Federati
 
 
 OBJECT_SETTINGS = ("optimizer", "loss", "schedule", "augment")
-REQUIRED_SETTINGS: Mapping[str, str] = {"backend": "process", "workers": "1", "compile": "off"}
-"""Settings that are required if objects are passed, because other processes and compiled code cannot use objects."""
+ALLOWED_SETTINGS: Mapping[str, tuple[str, ...]] = {"backend": ("process",), "workers": ("1", AUTO), "compile": ("off",)}
+"""Settings that objects allow. Other processes and compiled code cannot use objects, and ``auto`` workers then stay in this process."""
 
 
 def split_objects(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -136,13 +136,13 @@ def use_objects(experiment: Experiment, objects: Mapping[str, Any]) -> None:
     if not objects:
         return
     settings, bench = experiment.settings, experiment.bench
-    wrong = [
-        f"{name}={getattr(settings, name)!r}" for name, needed in REQUIRED_SETTINGS.items() if getattr(settings, name) != needed
-    ]
+    used = {name: getattr(settings, name) for name in ALLOWED_SETTINGS}
+    wrong = [f"{name}={value!r}" for name, value in used.items() if value not in ALLOWED_SETTINGS[name]]
     if wrong:
         raise SettingError(
             f"{' and '.join(objects)} given as objects cannot be used with {' and '.join(wrong)}. Remove this setting, or pass names."
         )
+    bench.uses_objects = True
     if "loss" in objects:
         loss = objects["loss"]
         bench.loss = loss() if isinstance(loss, type) else loss

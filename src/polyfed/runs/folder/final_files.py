@@ -1,7 +1,7 @@
 """Files that a run writes at its end, next to its checkpoint: the prediction for each test image, and the newcomer models.
 
 Predictions (label, answer and confidence, no image) are written if the test data is on this machine. Reports use them to compare runs
-image by image and to show the most confident mistakes. Flower nodes send only counts, and worker processes send no predictions.
+image by image and to show the most confident mistakes. Flower nodes send only counts.
 
 Newcomer models are written if clients may not be available later. Usually there is one: the server model with averaged local layers. If
 the method defines its newcomer models (``local``, ``hfedf``), the file contains all of them, numbered, and its metadata specifies how to

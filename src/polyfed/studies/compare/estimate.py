@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from polyfed.backends.pace import SECONDS_REPAID, needs_this_process
+from polyfed.backends.process_memory import peak_size, reset_peak
 from polyfed.backends.workers import worker_count
 from polyfed.core.data_types import Examples, Federation
 from polyfed.core.method import Method, as_method, load_file
@@ -25,11 +27,11 @@ from polyfed.core.workbench import give_back
 from polyfed.errors import PolyfedError
 from polyfed.runs.assemble import build_federation
 from polyfed.runs.callbacks.evaluation import is_turn
-from polyfed.runs.costs import load_libraries, peak_size, reset_peak
+from polyfed.runs.costs import load_libraries
 from polyfed.runs.experiment import Experiment, rounds_from_budget, settings_given, threads, without_partition
 from polyfed.runs.scores import BEST_VALIDATION
 from polyfed.runs.training_settings import with_declared
-from polyfed.settings import Settings
+from polyfed.settings import AUTO, Settings
 from polyfed.studies.compare.compare import ComparisonRun
 
 ROUNDS = 2
@@ -185,7 +187,7 @@ class Estimator:
         clients = settings.sampled(len(federation.clients))
         short, long = self.short, self.long
         training = Line.through(short.training, long.training)
-        return Estimate(
+        estimate = Estimate(
             method=str(self.method),
             rounds=settings.rounds,
             # The first round includes the compilation of steps, if any.
@@ -198,10 +200,15 @@ class Estimator:
             bytes_up=long.bytes_up,
             bytes_down=long.bytes_down,
             clients=clients,
-            workers=1 if settings.workers == "1" else worker_count(self.bench, len(federation.clients), settings.workers),
+            workers=worker_count(self.bench, len(federation.clients), settings.workers),
             peak=long.peak,
             later=tuple(start + 1 for start in long.phases if ROUNDS <= start < settings.rounds),
         )
+        if settings.workers == AUTO and (
+            estimate.cpu_seconds < SECONDS_REPAID or needs_this_process(self.bench, federation.clients)
+        ):
+            return dataclasses.replace(estimate, workers=1)
+        return estimate
 
 
 def turns(rounds: int, every: int, at_end: int = 0) -> int:

@@ -17,7 +17,8 @@ NOTE = (
     "uploaded: bytes per client that are not model entries, before round 1 and per round; compressed model entries are excluded. "
     "granularity: declared by the method. extra MB: additional training traffic, up and down, per client and round. "
     "extra CPU s: additional CPU seconds of training per round, and the ratio to the reference. extra peak MB: additional peak memory of the "
-    "simulation during training. All columns exclude evaluation. Bytes are exact. CPU time and memory are noisy: "
+    "simulation during training, with the peaks of worker processes added up. All columns exclude evaluation. Bytes are exact. CPU time "
+    "and memory are noisy: "
     f"differences below 20 % or {NOISY_MEMORY} MB are not significant, and values from different machines are not comparable."
 )
 
