@@ -224,7 +224,7 @@ def test_compare_waits_for_a_run_of_another_process(polyfed: Command, tmp_path: 
     other = started(tmp_path)
     assert other.stderr is not None
     notices = ""
-    while "waited for" not in notices:
+    while "waiting for it" not in notices:
         line = other.stderr.readline()
         assert line, notices
         notices += line

@@ -58,8 +58,8 @@ class InProcess(StagingBackend):
             return Outcome(name, None, state, problem=str(error))
         except NotFinite as error:
             if self.bench.settings.on_nan == "stop":
-                raise
-            return Outcome(name, None, state, problem=str(error))
+                raise error.at(name, request.round) from None
+            return Outcome(name, None, state, problem=error.reason)
         validation = local_validation(client) if request.what == "train" else None
         return Outcome(name, payload, client.state, client.loss, validation=validation)
 

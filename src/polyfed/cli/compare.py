@@ -162,8 +162,8 @@ def _print_costs(rows: Sequence[Expense], reference: Spent, view: View) -> None:
 def print_methods(title: str, rows: Sequence[MethodRow], view: View) -> None:
     """Print the table of methods, and the problems of methods that could not be run."""
     print_fitted(title, _fitting(rows, console().width, view), view)
-    for problem in dict.fromkeys(row.problem for row in rows if row.problem):
-        print_text(f"{'; '.join(row.method for row in rows if row.problem == problem)} could not be run: {problem}")
+    for failure in dict.fromkeys(row.failure for row in rows if row.problem):
+        print_text(f"{'; '.join(row.method for row in rows if row.problem and row.failure == failure)} {failure}")
 
 
 def _fitting(rows: Sequence[MethodRow], width: int, view: View) -> FittedTable:
@@ -204,7 +204,8 @@ def _method_table(rows: Sequence[MethodRow], stacked: bool) -> FittedTable:
     shown: list[Row] = []
     for row in rows:
         if row.problem:
-            shown.append([row.method, *("-" for _ in (*columns, *cost_columns))])
+            mark = "-" if row.divergence is None else "diverged"
+            shown.append([row.method, mark, *("-" for _ in (*columns, *cost_columns)[1:])])
             continue
         costs = [
             cell(f"{getattr(row, field) / unit:.{digits}f}", row in cheapest[name])

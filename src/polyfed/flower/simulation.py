@@ -159,7 +159,11 @@ class Simulated(FlowerBackend):
         del messages, bundles, encoder
         for node, group in groups.items():
             for client, reply in zip(group, self.replies(transport.wait(sent[node]), node, len(group)), strict=True):
-                yield self.outcome(reply, client, versions[client])
+                try:
+                    outcome = self.outcome(reply, client, versions[client])
+                except NotFinite as error:
+                    raise error.at(client, request.round) from None
+                yield outcome
 
     def min_messages(self, clients: int) -> int:
         """Return the number of messages at which none is too large."""

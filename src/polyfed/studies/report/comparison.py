@@ -165,7 +165,7 @@ class Comparison:
         return f"{self.data}, {self.protocol}, {format_rounds(self.rounds)}"
 
     def _problem_lines(self) -> list[str]:
-        return [f"{method} could not be run: {problem}" for method, problem in self.problems.items()]
+        return [f"{row.method} {row.failure}" for row in self.rows if row.problem]
 
     def __repr__(self) -> str:
         cells = self._cells()
@@ -221,6 +221,7 @@ def row_json(row: MethodRow, cost: Expense | None = None) -> dict[str, Any]:
         "costs": None if cost is None else cost_json(cost),
         "runs": row.runs,
         "problem": row.problem or None,
+        "diverged": row.divergence and row.divergence.as_json(),
     }
 
 
@@ -239,7 +240,7 @@ def compare_runs(runs: ComparedRuns) -> Comparison:
     # If no run succeeded, there are no records to choose the metric from.
     chosen = runs.headline if found else headline_by_scores(runs.settings.metric, {})
     rows = tuple(
-        MethodRow(label, measure=chosen.measure, own=one.own, problem=runs.problems[label])
+        MethodRow(label, measure=chosen.measure, own=one.own, problem=runs.problems[label], divergence=runs.divergences.get(label))
         if label in runs.problems
         else MethodRow(label, _by_seed(found, label), chosen.measure, one.own)
         for label, one in runs.methods.items()

@@ -12,6 +12,7 @@ from polyfed.core.method import parse
 from polyfed.errors import PolyfedError
 from polyfed.runs.costs import Costs
 from polyfed.runs.figures import dots_figure
+from polyfed.runs.folder.divergence import Divergence
 from polyfed.runs.folder.final_files import Answers
 from polyfed.runs.result import over_domains
 from polyfed.runs.scores import VIEWS, headline_of
@@ -52,6 +53,7 @@ class MethodRow:
         measure: Metric.
         own: Per-method settings.
         problem: Reason why the method could not be run.
+        divergence: Where a run diverged, if that is the problem.
     """
 
     method: str
@@ -59,6 +61,7 @@ class MethodRow:
     measure: str = "accuracy"
     own: Mapping[str, Any] = field(default_factory=dict)
     problem: str = ""
+    divergence: Divergence | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, MethodRow) and self.method == other.method and self._shown() == other._shown()
@@ -78,6 +81,23 @@ class MethodRow:
     def finished(self) -> bool:
         """Return True if at least one run has finished."""
         return any(run.finished for run in self.records)
+
+    @property
+    def state(self) -> str:
+        """``finished``, or how far the slowest run came."""
+        return "finished" if self.finished else min(self.records, key=lambda run: run.reached).state
+
+    @property
+    def label(self) -> str:
+        """The method, with its progress if no run has finished."""
+        return self.method if self.finished else f"{self.method} ({self.state})"
+
+    @property
+    def failure(self) -> str:
+        """Describe the problem of a method that could not be run."""
+        if self.divergence is None:
+            return f"could not be run: {self.problem}"
+        return f"{self.problem[:1].lower()}{self.problem[1:]}"
 
     @property
     def first(self) -> RunRecord:
@@ -306,17 +326,18 @@ class RunSet:
         return [row for row in complete if not row.is_reference] or complete
 
     def ranked(self, view: str, rows: Sequence[MethodRow] | None = None) -> list[MethodRow]:
-        """Sort the methods by their mean over domains, best first and those without a score last."""
+        """Sort the methods by their mean over domains, best first. Those without a finished run or a score come last."""
         sign = 1 if self.measure in SMALLER_IS_BETTER else -1
 
-        def key(row: MethodRow) -> float:
-            return sign * row.average(view, MEAN) if row.records and row.finals(view, MEAN) else math.inf
+        def key(row: MethodRow) -> tuple[bool, float]:
+            value = sign * row.average(view, MEAN) if row.records and row.finals(view, MEAN) else math.inf
+            return not row.finished, value
 
         return sorted(self.rows if rows is None else rows, key=key)
 
     def draw_dots(self, rows: Sequence[MethodRow], columns: Sequence[Column]) -> Any:
         """Draw a dot per method and column; whiskers are the deviation over seeds or, for one seed, the standard error of the test set."""
-        numbers = [(row.method, [row.number(column.view, column.key) for column in columns]) for row in rows]
+        numbers = [(row.label, [row.number(column.view, column.key) for column in columns]) for row in rows]
         points = [(method, [None if number is None else number[:2] for number in found]) for method, found in numbers]
         baseline = self.baseline(columns)
         heights = [baseline.get(column, math.nan) for column in columns] if baseline else []
