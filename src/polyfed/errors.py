@@ -90,9 +90,11 @@ class NotFinite(ClientFailure):
         super().__init__(reason, client, round)
         self.reason, self.client, self.round = reason, client, round
 
-    def at(self, client: str, round: int) -> NotFinite:
-        """Return the same error with its client and round, unless it already has them."""
-        return self if self.round else NotFinite(self.reason, client, round)
+    def locate(self, client: str, round: int) -> None:
+        """Add the client and round, unless the error already has them."""
+        if not self.round:
+            self.client, self.round = client, round
+            self.args = self.reason, client, round
 
     def __str__(self) -> str:
         return f"D{format_divergence(self.round, self.client)[1:]}: {self.reason}" if self.round else self.reason

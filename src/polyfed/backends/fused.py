@@ -113,7 +113,8 @@ class Fused(InProcess):
             payload = trainee.end(*stack.row(place), total, steps)
         except NotFinite as error:
             if self.bench.settings.on_nan == "stop":
-                raise error.at(name, trainee.client.round) from None
+                error.locate(name, trainee.client.round)
+                raise
             return Outcome(name, None, self.current_state(name), problem=error.reason)
         return Outcome(name, payload, trainee.client.state, trainee.client.loss, validation=local_validation(trainee.client))
 

@@ -58,7 +58,8 @@ class InProcess(StagingBackend):
             return Outcome(name, None, state, problem=str(error))
         except NotFinite as error:
             if self.bench.settings.on_nan == "stop":
-                raise error.at(name, request.round) from None
+                error.locate(name, request.round)
+                raise
             return Outcome(name, None, state, problem=error.reason)
         validation = local_validation(client) if request.what == "train" else None
         return Outcome(name, payload, client.state, client.loss, validation=validation)

@@ -162,7 +162,8 @@ class Simulated(FlowerBackend):
                 try:
                     outcome = self.outcome(reply, client, versions[client])
                 except NotFinite as error:
-                    raise error.at(client, request.round) from None
+                    error.locate(client, request.round)
+                    raise
                 yield outcome
 
     def min_messages(self, clients: int) -> int:

@@ -181,7 +181,8 @@ class Experiment:
                 for domain in self.federation.unseen if split == "test" else ():
                     rows += self.unseen_rows(domain, choice, in_detail)
             except NotFinite as error:
-                raise error.at("", self.server.round) from None
+                error.locate("", self.server.round)
+                raise
         return rows
 
     def scored_sample(self) -> dict[str, int] | None:

@@ -155,7 +155,7 @@ def _final_snapshot(folder: RunFolder, how: Reopening) -> tuple[Snapshot, str]:
     folder.document()
     snapshot, complaints = folder.read()
     if snapshot is None:
-        raise RunFolderError(f"{folder.path} has no good checkpoint.")
+        raise RunFolderError(" ".join([*complaints, f"{folder.path} has no good checkpoint."]))
     found = describe_unfinished(folder, snapshot, complaints)
     if found is None:
         return snapshot, ""

@@ -17,7 +17,7 @@ class Unfinished:
 
     Attributes:
         path: The run folder.
-        state: Round of its newest good state.
+        state: Round of its newest good state; empty if no checkpoint is readable.
         damage: Message about its newest checkpoint if it is damaged, otherwise empty.
         divergence: Where the run diverged, if it did.
     """
@@ -29,10 +29,14 @@ class Unfinished:
 
     @property
     def remedy(self) -> str:
+        if not self.state:
+            return "Restore it from a backup, or train it again with another --out."
         return f"Resume it with: polyfed resume {shlex.quote(self.path)}." if self.divergence is None else self.divergence.remedy
 
     @property
     def problem(self) -> str:
+        if not self.state:
+            return f"{self.damage} {self.path} has no good checkpoint."
         if self.damage:
             return f"{self.damage} The newest good state of {self.path} is that of {self.state}."
         if self.divergence is not None:
@@ -41,7 +45,7 @@ class Unfinished:
 
     @property
     def refusal(self) -> str:
-        allow = "Otherwise, use this state with --allow-unfinished (in Python: allow_unfinished=True)."
+        allow = "To use the run as it is, pass --allow-unfinished (in Python: allow_unfinished=True)."
         return f"{self.problem} {self.remedy} {allow}"
 
     @property
@@ -56,7 +60,7 @@ def describe_unfinished(folder: RunFolder, snapshot: Snapshot | None, complaints
     """Return why the newest good checkpoint of a run is not its final state; None if it is."""
     if snapshot is not None and snapshot.notes.get("finished"):
         return None
-    state = f"round {0 if snapshot is None else snapshot.round} of {folder.settings().rounds}"
+    state = "" if snapshot is None and complaints else f"round {snapshot.round if snapshot else 0} of {folder.settings().rounds}"
     if complaints:
         return Unfinished(str(folder.path), state, complaints[0])
     return Unfinished(str(folder.path), state, divergence=read_divergence(folder))
