@@ -115,6 +115,7 @@ def open_run(
     load: Sequence[str] | None = None,
     notify: Callable[[str], None] = print,
     trust: bool = False,
+    allow_unfinished: bool = False,
 ) -> Result:
     """Open a run without its data, for example on another machine.
 
@@ -122,7 +123,9 @@ def open_run(
         path: Run folder.
         model: Same as for ``polyfed.resume``, as are ``method``, ``load`` and ``trust``.
         device: Device for inference: ``"cpu"``, ``"cuda"`` or ``"auto"``.
-        notify: Called with one message per damaged file, and if the run is unfinished.
+        notify: Called with messages for the user, for example if the run is unfinished.
+        allow_unfinished: Open the newest good state of a run that is unfinished, diverged, or whose final state is damaged. By default,
+            this is an error. The ``warnings`` of the result then name the round.
 
     Returns:
         Same as ``polyfed.run``. ``newcomer()`` and ``model_for(client)`` are ready to use.
@@ -133,7 +136,9 @@ def open_run(
     from polyfed.runs import reopen
     from polyfed.runs.folder.paths import Reopening
 
-    return reopen.open_run(path, Reopening(None, device, load, model, method, trust, notify=notify))
+    return reopen.open_run(
+        path, Reopening(None, device, load, model, method, trust, allow_unfinished=allow_unfinished, notify=notify)
+    )
 
 
 def evaluate(
@@ -148,6 +153,7 @@ def evaluate(
     load: Sequence[str] | None = None,
     model: Any = None,
     trust: bool = False,
+    allow_unfinished: bool = False,
     notify: Callable[[str], None] = print,
 ) -> Evaluation:
     """Evaluate each client's model on its own domain, and the newcomer model on unseen domains.
@@ -159,7 +165,8 @@ def evaluate(
         split: Split to evaluate seen clients on: ``"test"`` or ``"validation"``.
         part: Split of the new domains in ``data`` to evaluate on: ``"test"`` (default) or ``"all"``.
         root: Folder with the files of ``data``. Without ``data``: the run's data folder, if it has moved.
-        device: Same as for ``polyfed.open_run``, as are ``load``, ``model``, ``trust`` and ``notify``.
+        device: Same as for ``polyfed.open_run``, as are ``load``, ``model``, ``trust``, ``allow_unfinished`` and
+            ``notify``.
 
     Returns:
         Evaluation with ``summary``, the object that ``polyfed evaluate --json`` prints, and ``choices``, the evaluated newcomer models.
@@ -170,7 +177,8 @@ def evaluate(
     from polyfed.runs.folder.paths import Reopening
     from polyfed.runs.reopen import evaluate_run
 
-    return evaluate_run(path, data, newcomer, split, part, Reopening(root, device, load, model, trust=trust, notify=notify))
+    how = Reopening(root, device, load, model, trust=trust, allow_unfinished=allow_unfinished, notify=notify)
+    return evaluate_run(path, data, newcomer, split, part, how)
 
 
 def predict(
@@ -184,6 +192,7 @@ def predict(
     load: Sequence[str] | None = None,
     model: Any = None,
     trust: bool = False,
+    allow_unfinished: bool = False,
     notify: Callable[[str], None] = print,
 ) -> Predictions:
     """Predict the classes of image files, which are preprocessed as in the run.
@@ -194,7 +203,8 @@ def predict(
         client: Use this client's model. Default: the newcomer model.
         newcomer: How to build the local layers of the newcomer model. Default: as the run does.
         domain: Domain of images with more than 8 bits, if the domains of the run scale them differently. Default: that of ``client``.
-        device: Same as for ``polyfed.open_run``, as are ``load``, ``model``, ``trust`` and ``notify``.
+        device: Same as for ``polyfed.open_run``, as are ``load``, ``model``, ``trust``, ``allow_unfinished`` and
+            ``notify``.
 
     Returns:
         Predictions with one row per image (``rows``), and one error message per unreadable image (``unreadable``).
@@ -206,7 +216,7 @@ def predict(
     from polyfed.runs.predict import predict_files
     from polyfed.runs.reopen import open_experiment
 
-    options = Reopening(None, device, load, model, trust=trust, notify=notify)
+    options = Reopening(None, device, load, model, trust=trust, allow_unfinished=allow_unfinished, notify=notify)
     files = [images] if isinstance(images, str) else list(images)
     return predict_files(lambda: open_experiment(path, options), files, client, newcomer, domain)
 
@@ -224,6 +234,7 @@ def export(
     load: Sequence[str] | None = None,
     notify: Callable[[str], None] = print,
     trust: bool = False,
+    allow_unfinished: bool = False,
 ) -> Exported:
     """Export a trained model to a file. The outputs are compared with the original model before the file is written.
 
@@ -234,7 +245,8 @@ def export(
         client: Export this client's model. Default: the global model, if there is only one.
         newcomer: Export the model for a newcomer, with averaged local layers.
         fold: Fold standardised convolutions and batch norms into plain convolutions. The outputs stay the same.
-        model: Same as for ``polyfed.open_run``, as are ``method``, ``load``, ``notify`` and ``trust``.
+        model: Same as for ``polyfed.open_run``, as are ``method``, ``load``, ``notify``, ``trust`` and
+            ``allow_unfinished``.
 
     Returns:
         Exported file (``path``), its ``metadata``, and its size and speed before and after the export (``forms``).
@@ -247,6 +259,7 @@ def export(
     from polyfed.runs.reopen import open_experiment
 
     require_form(to)
-    experiment = open_experiment(path, Reopening(None, "cpu", load, model, method, trust, notify=notify))
+    options = Reopening(None, "cpu", load, model, method, trust, allow_unfinished=allow_unfinished, notify=notify)
+    experiment = open_experiment(path, options)
     default_name = f"{Path(path).resolve().name}{'' if client is None else f'-{client}'}{'-newcomer' * newcomer}.{to}"
     return export_model(experiment, to, out or default_name, client, newcomer, fold)

@@ -202,6 +202,7 @@ def report(
     metric: str = "auto",
     pictures: bool | None = None,
     analyses: str = "auto",
+    allow_unfinished: bool = False,
 ) -> Path:
     """Write a self-contained HTML report: the best method and the confidence in it, costs, explanations, and commands to repeat it.
 
@@ -211,6 +212,8 @@ def report(
         metric: Primary metric of the tables: ``"auto"``, ``"accuracy"``, ``"balanced_accuracy"``, ``"macro_f1"`` or ``"auroc"``.
         pictures: Include images from the data. Default: only if this user account created the runs and the data is available.
         analyses: Analyses to include: ``"auto"`` (those that need no data), ``"all"``, ``"none"``, or a comma-separated list.
+        allow_unfinished: Use the newest good state of runs whose final state is damaged. By default, this is an error. Runs that are
+            still training, or that diverged, are shown with their round and never ranked.
 
     Returns:
         Path of the report.
@@ -220,7 +223,7 @@ def report(
     """
     from polyfed.studies.report.html import report_on
 
-    return report_on(runs, out, metric, pictures, analyses)
+    return report_on(runs, out, metric, pictures, analyses, allow_unfinished)
 
 
 def analyse(
@@ -232,6 +235,7 @@ def analyse(
     load: Sequence[str] | None = None,
     model: str | None = None,
     trust: bool = False,
+    allow_unfinished: bool = False,
     notify: Callable[[str], None] = print,
 ) -> Analyses:
     """Analyse trained runs: batch-norm statistics, features, gradients, confidence. The runs are not modified.
@@ -240,7 +244,8 @@ def analyse(
         runs: Results, run folders, or folders that contain run folders.
         kinds: Analyses to run (``polyfed analyse --kinds`` lists them). Default: all.
         root: Data folder, if it has moved.
-        device: Same as for ``polyfed.open_run``, as are ``load``, ``model``, ``trust`` and ``notify``.
+        device: Same as for ``polyfed.open_run``, as are ``load``, ``model``, ``trust``, ``allow_unfinished`` and
+            ``notify``.
 
     Returns:
         Analyses by kind, for example ``analyses["tsne"].sentence``, ``.tables`` and ``.figures``, and ``as_json()``. ``skipped``
@@ -256,7 +261,7 @@ def analyse(
     folders: list[str | Path | Result] = []
     for source in [runs] if isinstance(runs, str | Path | Result) else runs:
         folders += [source] if isinstance(source, Result) else run_folders([source])
-    options = {"root": root, "device": device, "load": load, "model": model, "trust": trust}
+    options = {"root": root, "device": device, "load": load, "model": model, "trust": trust, "allow_unfinished": allow_unfinished}
     return analyse_runs(folders, (kinds,) if isinstance(kinds, str) else kinds, options, notify)
 
 

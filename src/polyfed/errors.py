@@ -78,7 +78,40 @@ class StateLost(ClientFailure):
 
 
 class NotFinite(ClientFailure):
-    """A loss or an entry that is NaN or infinite."""
+    """A loss, entry or prediction that is NaN or infinite.
+
+    Attributes:
+        reason: What is not finite, and what to do.
+        client: The client, ``ALL_CLIENTS``, or an empty string if it is unknown.
+        round: The round; 0 if it is unknown.
+    """
+
+    def __init__(self, reason: str, client: str = "", round: int = 0) -> None:
+        super().__init__(reason, client, round)
+        self.reason, self.client, self.round = reason, client, round
+
+    def locate(self, client: str, round: int) -> None:
+        """Add the client and round, unless the error already has them."""
+        if not self.round:
+            self.client, self.round = client, round
+            self.args = self.reason, client, round
+
+    def __str__(self) -> str:
+        return f"D{format_divergence(self.round, self.client)[1:]}: {self.reason}" if self.round else self.reason
+
+
+ALL_CLIENTS = "all"
+"""Value of ``client`` for all clients."""
+
+
+def format_divergence(round: int, client: str) -> str:
+    """Return where a run diverged.
+
+    >>> format_divergence(3, "pen")
+    'diverged in round 3 at client pen'
+    """
+    place = " at all clients" if client == ALL_CLIENTS else f" at client {client}" if client else ""
+    return f"diverged in round {round}{place}"
 
 
 class Declined(ClientFailure):

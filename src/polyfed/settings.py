@@ -283,6 +283,11 @@ class Settings:
         return self.lr * schedule_factor(self.schedule, round_number, self.rounds)
 
     @property
+    def lower_lr(self) -> float:
+        """The rate to suggest if training diverges: a third of the present one, with two digits."""
+        return float(f"{self.lr / 3:.2g}")
+
+    @property
     def optimizer_buffers(self) -> tuple[str, ...]:
         if self.optimizer == "sgd":
             return ("momentum_buffer",) if self.momentum else ()

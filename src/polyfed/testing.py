@@ -24,7 +24,7 @@ from polyfed.core.part import Part, declared
 from polyfed.core.replies import RequestContext, declared_extras
 from polyfed.core.rounds import TRAINING, Reply, Request, SendRequest
 from polyfed.core.server import Server
-from polyfed.errors import PolyfedError, TooFewReplies
+from polyfed.errors import NotFinite, PolyfedError, TooFewReplies
 from polyfed.extras import problem_with_extras
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder.checkpoint import Snapshot, copied, digest
@@ -127,13 +127,13 @@ class _RecordedRun:
         self.bad: dict[tuple[str, str], _BadReplies] = {}
         self.snapshots: list[Snapshot] = []
         """Snapshots after the setup and after each round."""
-        self.refused: TooFewReplies | None = None
+        self.refused: NotFinite | TooFewReplies | None = None
         self.rejected: dict[str, str] = {}
         """Reason for each rejected reply, by client."""
         self.streams = _random_streams()
         try:
             self.replay.train(self._record, [self._keep_snapshot])
-        except TooFewReplies as error:
+        except (NotFinite, TooFewReplies) as error:
             self.refused = error
 
     def experiment(self, sizes: dict[str, int] | None = None, **changes: Any) -> Experiment:

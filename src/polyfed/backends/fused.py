@@ -113,8 +113,9 @@ class Fused(InProcess):
             payload = trainee.end(*stack.row(place), total, steps)
         except NotFinite as error:
             if self.bench.settings.on_nan == "stop":
+                error.locate(name, trainee.client.round)
                 raise
-            return Outcome(name, None, self.current_state(name), problem=str(error))
+            return Outcome(name, None, self.current_state(name), problem=error.reason)
         return Outcome(name, payload, trainee.client.state, trainee.client.loss, validation=local_validation(trainee.client))
 
     def fusing_problem(self, request: Request, group: Sequence[str], key: Key) -> str:

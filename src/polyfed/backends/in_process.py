@@ -58,8 +58,9 @@ class InProcess(StagingBackend):
             return Outcome(name, None, state, problem=str(error))
         except NotFinite as error:
             if self.bench.settings.on_nan == "stop":
+                error.locate(name, request.round)
                 raise
-            return Outcome(name, None, state, problem=str(error))
+            return Outcome(name, None, state, problem=error.reason)
         validation = local_validation(client) if request.what == "train" else None
         return Outcome(name, payload, client.state, client.loss, validation=validation)
 

@@ -15,7 +15,7 @@ import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeAlias
@@ -28,7 +28,7 @@ from polyfed.backends.process_memory import private_peak, private_size, reset_pe
 from polyfed.backends.shared_memory import Json, Mark, SharedMemory, Spot, to_json, to_tree
 from polyfed.core.rounds import TRAINING, Payload, Request
 from polyfed.core.workbench import ClientState, give_back
-from polyfed.errors import ClientFailure, PolyfedError
+from polyfed.errors import ClientFailure, NotFinite, PolyfedError
 
 if TYPE_CHECKING:
     from polyfed.backends.base import Outcome
@@ -218,7 +218,8 @@ class WorkerLoop:
             for outcome in self.inner.outcomes(request, list(states)):
                 response["outcomes"].append(self.pack(request, outcome, marks, response["own"]))
         except Exception as error:
-            response["error"] = [class_name(type(error)), str(error), traceback.format_exc()]
+            arguments = list(error.args) if isinstance(error, NotFinite) else [str(error)]
+            response["error"] = [class_name(type(error)), arguments, traceback.format_exc()]
         self.inner.client_states = {}
 
         def mark(value: Tensor) -> Mark:
@@ -305,14 +306,14 @@ def find_class(name: str, root: type) -> type | None:
     return None
 
 
-def rebuild_error(name: str, text: str, stack: str) -> Exception:
-    """Rebuild a worker's error in its original class if its message is sufficient, otherwise as a ClientFailure."""
+def rebuild_error(name: str, arguments: Sequence[Any], stack: str) -> Exception:
+    """Rebuild a worker's error in its original class if the arguments are sufficient, otherwise as a ClientFailure."""
     kind = find_class(name, PolyfedError) or (find_class(name, Exception) if name.startswith("builtins.") else None)
     error: Exception
     try:
-        error = kind(text) if kind is not None else ClientFailure(f"{name}: {text}")
+        error = kind(*arguments) if kind is not None else ClientFailure(f"{name}: {arguments[0]}")
     except TypeError:
-        error = ClientFailure(f"{name}: {text}")
+        error = ClientFailure(f"{name}: {arguments[0]}")
     error.__cause__ = WorkerTraceback(stack)
     return error
 

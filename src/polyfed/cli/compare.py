@@ -159,8 +159,8 @@ def _print_costs(rows: Sequence[Expense], reference: Spent, view: View) -> None:
 def print_methods(title: str, runs: RunSet, view: View) -> None:
     """Print the table of methods, and the problems of methods that could not be run with all seeds."""
     print_fitted(title, _fitting(runs, console().width, view), view)
-    for problem in dict.fromkeys(row.problem for row in runs.rows if row.problem):
-        print_text(f"{'; '.join(row.method for row in runs.rows if row.problem == problem)} could not be run: {problem}")
+    for failure in dict.fromkeys(row.failure for row in runs.rows if row.problem):
+        print_text(f"{'; '.join(row.method for row in runs.rows if row.problem and row.failure == failure)} {failure}")
     for row in runs.rows:
         if row.missing:
             print_text(row.note)
@@ -195,7 +195,8 @@ def _method_table(runs: RunSet, stacked: bool) -> FittedTable:
     shown: list[Row] = []
     for row in runs.listed:
         if row.problem:
-            shown.append([row.method, *("-" for _ in (*columns, *cost_columns))])
+            mark = "-" if row.divergence is None else "diverged"
+            shown.append([row.method, mark, *("-" for _ in (*columns, *cost_columns)[1:])])
             continue
         costs = [
             styled_cell(f"{getattr(row, field) / unit:.{digits}f}", row in cheapest[name])

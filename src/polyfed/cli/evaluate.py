@@ -9,7 +9,7 @@ import click
 from polyfed import api
 from polyfed.cli.guard import BAD_INPUT
 from polyfed.cli.options import REOPEN_OPTIONS, argument, command, flag, shared
-from polyfed.cli.output import View, console, log_to_stderr, print_json, print_line, print_text, status, warn
+from polyfed.cli.output import View, console, log_to_stderr, print_json, print_line, print_text, print_warnings, status, warn
 from polyfed.cli.run import print_scores
 from polyfed.cli.tables import print_table
 from polyfed.settings import FACTS
@@ -94,7 +94,9 @@ def predict(path: str, images: tuple[str, ...], client: str | None, as_json: boo
         ]
         print_table(found.model, ("image", found.noun, "probability"), cells, numbers=("probability",))
     if as_json:
-        print_json({"run": path, "client": client, "predictions": found.rows, "unreadable": found.unreadable})
+        warning = {"warning": found.warning} if found.warning else {}
+        rest = {"client": client, "predictions": found.rows, "unreadable": found.unreadable}
+        print_json({**warning, "run": path, "round": found.round, **rest})
     if found.unreadable:
         raise click.exceptions.Exit(BAD_INPUT)
 
@@ -110,7 +112,7 @@ def predict(path: str, images: tuple[str, ...], client: str | None, as_json: boo
 @click.option("--client", metavar="ID", help="Export this client's model. Default: the global model, if there is only one.")
 @flag("--newcomer", help="Export the model for a newcomer, with averaged local layers.")
 @flag("--fold", help="Fold standardised convolutions and batch norms into plain convolutions.")
-@shared("moved load", "override model", "trust", "json", "quiet")
+@shared("moved load", "override model", "trust", "allow unfinished", "json", "quiet")
 def export(path: str, to: str, out: str | None, as_json: bool, quiet: bool, **how: Any) -> None:
     """Export a trained model for use without polyfed. The exported outputs are verified against the original model."""
     log_to_stderr(quiet)
@@ -138,6 +140,8 @@ def _print_export(found: Exported) -> None:
     from polyfed.studies.report.words import format_bytes
 
     rows = [(form.what, format_bytes(form.size), f"{1000 * form.seconds:.2f}") for form in found.forms]
+    warning = found.metadata.get("warning")
+    print_warnings([warning] if warning else [])
     title = f"{found.metadata['method']}, {found.whose} model"
     print_table(title, ("model", "size", "ms per image"), rows, numbers=("size", "ms per image"))
     if found.folded is not None:

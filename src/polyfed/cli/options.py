@@ -72,6 +72,9 @@ SHARED: Mapping[str, Decorator[Any]] = {
         "--trust",
         help="Trust the recipe or run folder and run code that it refers to, even if polyfed cannot verify that you wrote it. See polyfed inspect.",
     ),
+    "allow unfinished": flag(
+        "--allow-unfinished", help="Use a run without its final state (unfinished, damaged or diverged); results carry a warning."
+    ),
     "override model": click.option("--model", metavar="MODEL", help="Override the run's model: a name, or module.path:function."),
     "moved load": click.option(
         "--load",
@@ -81,7 +84,7 @@ SHARED: Mapping[str, Decorator[Any]] = {
         help="Method file of the run, if it has moved; repeatable.",
     ),
 }
-REOPEN_OPTIONS = ("device", "moved load", "override model", "trust")
+REOPEN_OPTIONS = ("device", "moved load", "override model", "trust", "allow unfinished")
 """Options of commands that open a run. The functions of ``api.py`` have parameters with these names."""
 
 

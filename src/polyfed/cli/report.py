@@ -52,6 +52,7 @@ OTHER_OPTIONS = {".tex": "--tables latex", ".md": "--tables md", ".csv": "--tabl
     default=AUTO,
     help="Analyses to include: auto (those that need no data), all, none, or a comma-separated list.",
 )
+@shared("allow unfinished")
 def report(
     runs: tuple[str, ...],
     out: str | None,
@@ -60,33 +61,38 @@ def report(
     metric: str,
     pictures: bool | None,
     analyses: str,
+    allow_unfinished: bool,
 ) -> None:
     """Write a self-contained HTML report.
 
-    It shows the best method per domain, confidence intervals, costs, analyses, and commands to repeat the runs.
+    It shows the best method per domain, confidence intervals, costs, analyses, and commands to repeat the runs. Unfinished runs are shown
+    with their round and never ranked. Tables and figures refuse them.
     """
     if metric not in FACTS["metric"].choices:
         raise SettingError(f"--metric cannot be {metric!r}. {nearest(metric, FACTS['metric'].choices)}")
     if tables is not None or figures is not None:
-        _export(runs, out, tables, figures, metric)
+        _export(runs, out, tables, figures, metric, allow_unfinished)
         return
     suffix = Path(out or "").suffix.lower()
     if suffix in OTHER_OPTIONS:
         raise SettingError(
             f"The report is an HTML page, but -o is {out}. Add {OTHER_OPTIONS[suffix]}, or pass a file name that ends in .html."
         )
-    print_line(f"report: {api.report(runs, out or 'report.html', metric=metric, pictures=pictures, analyses=analyses)}")
+    how: dict[str, Any] = {"metric": metric, "pictures": pictures, "analyses": analyses, "allow_unfinished": allow_unfinished}
+    print_line(f"report: {api.report(runs, out or 'report.html', **how)}")
 
 
-def _export(runs: tuple[str, ...], out: str | None, tables: str | None, figures: str | None, metric: str) -> None:
+def _export(
+    runs: tuple[str, ...], out: str | None, tables: str | None, figures: str | None, metric: str, allow_unfinished: bool
+) -> None:
     from polyfed.studies.report.exports import write_figures, write_tables
 
     if tables is not None and figures is not None and out is not None and Path(out).suffix:
         raise SettingError(f"--tables and --figures write several files, but -o is a file ({out}). Pass a folder.")
     if tables is not None:
-        print_line(f"tables: {write_tables(runs, out, tables, metric)}")
+        print_line(f"tables: {write_tables(runs, out, tables, metric, allow_unfinished)}")
     if figures is not None:
-        for path in write_figures(runs, out, figures, metric):
+        for path in write_figures(runs, out, figures, metric, allow_unfinished):
             print_line(f"figure: {path}")
 
 

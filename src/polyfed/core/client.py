@@ -311,10 +311,8 @@ def require_finite(client: Client, loss: Tensor, steps: int) -> None:
     """Raise ``NotFinite`` if the loss is NaN or infinite after ``steps`` steps, unless the method withholds the loss."""
     if not client.bench.method.facts.withholds_loss and not torch.isfinite(loss):
         when = f"step {steps}" if client.bench.checks_each_step else f"one of its {steps} steps"
-        raise NotFinite(
-            f"Client {client.id}: the loss became {float(loss)} in round {client.round} ({when}). "
-            f"Lower --lr (try {client.bench.settings.lr / 3:.2g}), clip the gradients, or drop such clients with --on-nan drop."
-        )
+        remedy = f"Lower the learning rate (try --lr {client.bench.settings.lower_lr:g}), clip the gradients, or drop such clients"
+        raise NotFinite(f"the loss became {float(loss)} ({when}). {remedy} with --on-nan drop.", client.id, client.round)
 
 
 def evaluate(client: Client, payload: Payload) -> Payload:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from polyfed.core.part import DeclaredFunction, declare
 from polyfed.core.slots import USED_BY_THE_STANDARD_ROUND
-from polyfed.errors import TooFewReplies
+from polyfed.errors import ALL_CLIENTS, NotFinite, TooFewReplies
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -173,7 +173,8 @@ def run_round(method: Method, server: Server, client_states: Transaction, send_r
     """Run one round, and retry it from the same state if too few clients reply.
 
     Raises:
-        TooFewReplies: If every attempt fails, or if all clients diverged.
+        TooFewReplies: If every attempt fails.
+        NotFinite: If all clients diverged.
     """
     start_exchange = method.round or standard_round
     snapshot = server.snapshot_memory()
@@ -187,9 +188,11 @@ def run_round(method: Method, server: Server, client_states: Transaction, send_r
             kept = f"The state after round {round_number - 1} is kept."
             if all_clients_diverged(server):
                 server.round = round_number - 1
-                raise TooFewReplies(
-                    f"Training diverged in round {round_number}: the weights of all {server.num_requested} clients are NaN or "
-                    f"infinite. Lower the learning rate (--lr, currently {server.settings.lr:g}). {kept}"
+                raise NotFinite(
+                    f"the weights of all {server.num_requested} clients are NaN or infinite. Lower the learning rate (try --lr "
+                    f"{server.settings.lower_lr:g}). {kept}",
+                    ALL_CLIENTS,
+                    round_number,
                 ) from error
             if attempt == server.settings.retries:
                 server.round = round_number - 1

@@ -159,7 +159,12 @@ class Simulated(FlowerBackend):
         del messages, bundles, encoder
         for node, group in groups.items():
             for client, reply in zip(group, self.replies(transport.wait(sent[node]), node, len(group)), strict=True):
-                yield self.outcome(reply, client, versions[client])
+                try:
+                    outcome = self.outcome(reply, client, versions[client])
+                except NotFinite as error:
+                    error.locate(client, request.round)
+                    raise
+                yield outcome
 
     def min_messages(self, clients: int) -> int:
         """Return the number of messages at which none is too large."""

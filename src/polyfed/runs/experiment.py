@@ -24,7 +24,7 @@ from polyfed.core.rounds import Exchange, Observer, Reply, Request, SendRequest,
 from polyfed.core.server import Server
 from polyfed.core.workbench import Workbench
 from polyfed.data.federation_summary import RecordedInputs
-from polyfed.errors import ModelError, RunFolderError, SettingError
+from polyfed.errors import ModelError, NotFinite, RunFolderError, SettingError
 from polyfed.runs.assemble import (
     build_bench,
     build_federation,
@@ -81,6 +81,8 @@ class Experiment:
             load_file(file, settings.trust)
         self.given: list[str] = []
         self.objects: dict[str, str] = {}
+        self.unfinished = ""
+        """Warning if the state is not the final one of a run that was opened."""
         self.on_reply: Callable[[Request, Reply], None] | None = None
         """Called with every valid reply of training, before it is used."""
         self.method = as_method(settings.method if method is None else method)
@@ -129,6 +131,11 @@ class Experiment:
                 "(--evaluate-clients 0 scores all)."
             )
 
+    @property
+    def progress(self) -> str:
+        """The last completed round, and the number of rounds."""
+        return f"round {self.server.round} of {self.server.rounds}"
+
     def set_headline(self, chosen: Headline | None) -> None:
         """Set the primary metric; None, for runs that record none, uses the main metric of the task to select rounds."""
         self.headline = chosen
@@ -168,8 +175,12 @@ class Experiment:
         choice = newcomer or self.settings.newcomer
         with threads(self.settings.threads), self.costs.clock("evaluation"):
             rows: list[Row] = self.exchange(evaluation.seen(self.server, split, in_detail))
-            if split == "test":
-                rows += [row for domain in self.federation.unseen for row in self.unseen_rows(domain, choice, in_detail)]
+            try:
+                for domain in self.federation.unseen if split == "test" else ():
+                    rows += self.unseen_rows(domain, choice, in_detail)
+            except NotFinite as error:
+                error.locate("", self.server.round)
+                raise
         return rows
 
     def scored_sample(self) -> dict[str, int] | None:

@@ -108,7 +108,8 @@ def export_model(
         with _written_whole(Path(out)) as part:
             exported = WRITERS[form](model, images, part, described)
             difference = max(difference, require_same(exported(images), expected, "the file"))
-            rows: dict[str, tuple[Predict, int]] = {"as trained, in PyTorch": (trained, _state_size(trained))}
+            state = f"after {experiment.progress}" if experiment.unfinished else "as trained"
+            rows: dict[str, tuple[Predict, int]] = {f"{state}, in PyTorch": (trained, _state_size(trained))}
             rows |= {"folded, in PyTorch": (model, _state_size(model))} if fold else {}
             rows |= {f"exported, {RUNS_IT[form]}": (exported, part.stat().st_size)}
             forms = timed(rows, images[:1])
@@ -191,6 +192,7 @@ def metadata(experiment: Experiment, whose: str, fold: bool, client: str | None 
         "model": experiment.settings.model or experiment.federation.default_model,
         "whose": whose,
         "round": str(experiment.server.round),
+        **({"warning": experiment.unfinished} if experiment.unfinished else {}),
         "folded": json.dumps(fold),
         "format": "polyfed 1",
     }

@@ -14,7 +14,7 @@ from polyfed.backends.choose import BackendFor, backend_for
 from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.data.federation_summary import FederationSummary
-from polyfed.errors import RunFolderError
+from polyfed.errors import NotFinite, RunFolderError
 from polyfed.runs.callbacks.callback import ActiveRun, Callback, Callbacks, StoppedEarly
 from polyfed.runs.callbacks.checkpoints import CheckpointWriter
 from polyfed.runs.callbacks.evaluation import SELECTIONS, EarlyStopping, Evaluation
@@ -22,7 +22,9 @@ from polyfed.runs.callbacks.training_metrics import TrainingMetrics
 from polyfed.runs.costs import Meter
 from polyfed.runs.experiment import Experiment, settings_given
 from polyfed.runs.folder.checkpoint import Snapshot
+from polyfed.runs.folder.divergence import Divergence
 from polyfed.runs.folder.final_files import read_answers, save_newcomer
+from polyfed.runs.folder.manifest import manifest_files
 from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import RunFolder
 from polyfed.runs.result import Result
@@ -107,17 +109,30 @@ def train_run(
             experiment.train([_after_round(run, checkpoints)])
         except StoppedEarly as stop:
             log.info("%s", stop)
-        except BaseException:
+        except BaseException as error:
             checkpoints.save_if_between_rounds()
+            _record_divergence(run, error)
             raise
         try:
             result = Result(experiment, evaluation.final_rows(), run.path, run.answers, run.by_round)
             for callback in run.callbacks:
                 callback.end(result)
-        except BaseException:
+        except BaseException as error:
             checkpoints.settle()
+            _record_divergence(run, error)
             raise
         return result
+
+
+def _record_divergence(run: ActiveRun, error: BaseException) -> None:
+    """Record that a run diverged. Metrics without a checkpoint would look like a lost one, so nothing is recorded before the first."""
+    if not isinstance(error, NotFinite) or run.folder is None or not manifest_files(run.folder.checkpoints.folder):
+        return
+    number = error.round or run.experiment.server.round
+    try:
+        run.write([Divergence(number, error.client, run.experiment.settings.lower_lr).as_line()])
+    except RunFolderError as problem:
+        log.warning("%s", problem)
 
 
 def _after_round(run: ActiveRun, checkpoints: CheckpointWriter) -> Callable[[Server], None]:

@@ -249,12 +249,16 @@ class Predictions:
         noun: Noun for a prediction of the task, for example ``class``.
         model: The method and the client or newcomer model.
         unreadable: An error message for each image that could not be read.
+        round: Round of the model.
+        warning: A warning if the run has no final state, otherwise empty.
     """
 
     rows: list[dict[str, Any]]
     noun: str
     model: str
     unreadable: list[str]
+    round: int
+    warning: str = ""
 
 
 def predict_files(
@@ -270,11 +274,12 @@ def predict_files(
         raise DataError(f"No images found in {', '.join(images)}. Pass image files, or folders that contain images.")
     experiment = open_run()
     model = f"{experiment.method}, {_describe_model(experiment, client, newcomer)}"
+    model += f", after {experiment.progress}" if experiment.unfinished else ""
     task, classes = experiment.federation.task, experiment.federation.classes
     read, problems = read_images(files, ImageInputs.of(experiment.federation, domain, client))
     scores = list(predicted(experiment, torch.stack(list(read.values())), client, newcomer)) if read else []
     rows = [_prediction_json(file, task.answer(score, classes), task.noun) for file, score in zip(read, scores, strict=True)]
-    return Predictions(rows, task.noun, model, problems)
+    return Predictions(rows, task.noun, model, problems, experiment.server.round, experiment.unfinished)
 
 
 def _describe_model(experiment: Experiment, client: str | None, newcomer: str | None) -> str:

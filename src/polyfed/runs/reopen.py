@@ -33,9 +33,10 @@ from polyfed.runs.experiment import Experiment, threads
 from polyfed.runs.folder.checkpoint import Snapshot
 from polyfed.runs.folder.client_state_files import NODES, read_states
 from polyfed.runs.folder.final_files import read_answers, restore_newcomer
-from polyfed.runs.folder.manifest import NEWCOMER_FILE, newest_notes
+from polyfed.runs.folder.manifest import NEWCOMER_FILE
 from polyfed.runs.folder.paths import Reopening
 from polyfed.runs.folder.run_folder import HELD_BY_NODES, RunFolder
+from polyfed.runs.folder.unfinished import describe_unfinished
 from polyfed.runs.predict import ImageInputs
 from polyfed.runs.result import Result, accuracy_table
 from polyfed.runs.scores import LAST, domains_of, headline_by_scores, recorded_headline, rows_at, scored_rounds, warnings
@@ -46,22 +47,25 @@ ALL = "all"
 
 
 def open_run(path: str | Path, how: Reopening) -> Result:
-    experiment = open_experiment(path, how)
     folder = RunFolder(path)
-    notes = newest_notes(folder.checkpoints.folder)
+    experiment, notes = _opened(folder, how)
     lines = folder.sealed_lines(notes)
     by_round = {} if folder.settings().needs_validation else scored_rounds(lines)
     return Result(experiment, rows_at(lines, experiment.server.round), str(path), read_answers(folder, notes), by_round)
 
 
 def open_experiment(path: str | Path, how: Reopening = ON_ANY_DEVICE, own_data: bool = False) -> Experiment:
-    """Restore the experiment of a run from its newest good checkpoint, with its data or with placeholders."""
-    folder = RunFolder(path)
+    """Restore the experiment of a run from its final state, with its data or with placeholders."""
+    return _opened(RunFolder(path), how, own_data)[0]
+
+
+def _opened(folder: RunFolder, how: Reopening, own_data: bool = False) -> tuple[Experiment, dict[str, Any]]:
+    """Return the restored experiment and the notes of its checkpoint."""
     settings = _inference_settings(how.settings_of(folder))
     at_nodes = HELD_BY_NODES in folder.document().get("given_in_python", [])
     folder.require_objects({"method": how.method, "model": how.model} | ({"data": None} if own_data else {}))
     method, model = how.method, None if isinstance(how.model, str) else how.model
-    snapshot = read_snapshot(path, how.notify)
+    snapshot, unfinished = _final_snapshot(folder, how)
     if folder.settings().backend == "flower" and not at_nodes:  # the run folder contains the state of its virtual nodes
         snapshot.clients = read_states(folder.path / NODES, snapshot.clients)
     with weights_skipped():
@@ -74,8 +78,9 @@ def open_experiment(path: str | Path, how: Reopening = ON_ANY_DEVICE, own_data: 
             experiment = Experiment(settings, placeholders, method, model, without_data(at_nodes), recorded)
     experiment.set_headline(recorded_headline(folder.document()))
     experiment.origins = folder.document().get("origins", {})
+    experiment.unfinished = unfinished
     _restore(experiment, snapshot, folder)
-    return experiment
+    return experiment, snapshot.notes
 
 
 def _restore(experiment: Experiment, snapshot: Snapshot, folder: RunFolder) -> None:
@@ -145,6 +150,21 @@ def read_snapshot(path: str | Path, notify: Callable[[str], None]) -> Snapshot:
     if not snapshot.notes.get("finished"):
         notify(f"{path} is unfinished; using its state after round {snapshot.round}. Resume it with: polyfed resume {path}")
     return snapshot
+
+
+def _final_snapshot(folder: RunFolder, how: Reopening) -> tuple[Snapshot, str]:
+    """Return the final state of a run. If it has none, raise an error, or return its newest good state with a warning."""
+    folder.document()
+    snapshot, complaints = folder.read()
+    if snapshot is None:
+        raise RunFolderError(" ".join([*complaints, f"{folder.path} has no good checkpoint."]))
+    found = describe_unfinished(folder, snapshot, complaints)
+    if found is None:
+        return snapshot, ""
+    if not how.allow_unfinished:
+        raise RunFolderError(found.refusal)
+    how.notify(f"{found.problem} {found.remedy}")
+    return snapshot, found.warning
 
 
 @dataclass(frozen=True)
@@ -231,7 +251,7 @@ def _summary(
     rows = [*(dataclasses.replace(row, view="seen") for row in seen), *shown]
     domains = domains_of(rows)
     chosen = experiment.headline or headline_by_scores(experiment.settings.metric, domains)
-    warned = warnings(domains, str(experiment.method))
+    warned = [*filter(None, [experiment.unfinished]), *warnings(domains, str(experiment.method))]
     return {
         **({"warning": " ".join(warned)} if warned else {}),
         "run": path,

@@ -37,7 +37,7 @@ class Result:
         classes: Names of the classes.
         headline: Primary metric, and the reason for its choice (``--metric``).
         last_rounds: Primary metric after each of the last scored rounds, with mean and deviation; None if only one was scored.
-        warnings: Warnings if a model is no better than always predicting the most frequent class, or if the last round is an outlier.
+        warnings: Warnings if the run was opened without its final state, if a model is no better than always predicting the most frequent class, or if the last round is an outlier.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Result:
         self.domains = domains_of(self.rows)
         self.headline = experiment.headline or headline_by_scores(experiment.settings.metric, self.domains)
         self.last_rounds = self._last_rounds(by_round or {})
-        self.warnings = warnings(self.domains, str(experiment.method))
+        self.warnings = [*filter(None, [experiment.unfinished]), *warnings(self.domains, str(experiment.method))]
         if self.outlier:
             self.warnings.append(f"{experiment.method}: {self.outlier}")
 

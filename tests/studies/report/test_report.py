@@ -324,7 +324,9 @@ def test_errors_name_every_folder_that_is_no_run(tmp_path: Path) -> None:
 def test_damaged_checkpoint_is_found(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", seen={"pen": 200})
     (run / "checkpoint" / "server-000004.safetensors").write_bytes(b"x")
-    seen = words(render([run]))
+    with pytest.raises(RunFolderError, match=r"is damaged .* has no good checkpoint\..*--allow-unfinished"):
+        render([run])
+    seen = words(render([run], allow_unfinished=True))
     assert "server-000004.safetensors is damaged" in seen and "no readable checkpoint" in seen
 
 

@@ -103,7 +103,7 @@ class Node:
                 return WireMessage({"ok": True, "description": self.description()})
             return self.work(wire_message)
         except NotFinite as error:
-            return refusal(str(error), "not_finite")
+            return refusal(error.reason, "not_finite")
         except Declined as error:
             log.warning("%s", error)
             return refusal(str(error), DECLINED)

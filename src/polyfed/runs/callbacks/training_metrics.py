@@ -75,12 +75,12 @@ class TrainingMetrics(Callback):
             return
         loss, start = statistics.fmean(run.losses.values()), initial_loss(self.experiment)
         if not math.isfinite(loss):
-            problem = f"The training loss is {loss} after round 1."
+            problem = f"the training loss is {loss} after round 1."
         elif start is not None and loss > MARGIN * start:
-            problem = f"The mean training loss of round 1 is {loss:.3g}, above the chance level ({start:.3g})."
+            problem = f"the mean training loss of round 1 is {loss:.3g}, above the chance level ({start:.3g})."
         else:
             return
-        log.warning("%s The learning rate may be too high. Try --lr %.2g.", problem, run.settings.lr / 3)
+        log.warning("%s: %s The learning rate may be too high. Try --lr %g.", run.method, problem, run.settings.lower_lr)
 
 
 def initial_loss(experiment: Experiment) -> float | None:

@@ -113,6 +113,7 @@ class Reopening:
         method: Method, if it is an unregistered Python object.
         trust: Run the code that the folder names, even if another account wrote it.
         trusted: Code that may be run without ``trust``.
+        allow_unfinished: Open a run without its final state, because it is unfinished, damaged or diverged.
         notify: Called with messages for the user.
     """
 
@@ -123,6 +124,7 @@ class Reopening:
     method: Method | None = None
     trust: bool = False
     trusted: Trust = NOTHING
+    allow_unfinished: bool = False
     notify: Callable[[str], None] = print
 
     def settings_of(self, folder: RunFolder) -> Settings:

@@ -16,11 +16,12 @@ from polyfed.backends.in_process import InProcess
 from polyfed.core.data_types import DataSet, Federation
 from polyfed.core.method import Method
 from polyfed.data.federation_summary import FederationSummary
-from polyfed.errors import PolyfedError, SettingError, nearest
+from polyfed.errors import NotFinite, PolyfedError, SettingError, nearest
 from polyfed.runs.assemble import build_data_set, build_federation
 from polyfed.runs.callbacks.callback import Callback, Callbacks
 from polyfed.runs.callbacks.progress import default_callbacks
 from polyfed.runs.experiment import Experiment, reject_partition_settings, settings_given
+from polyfed.runs.folder.divergence import Divergence
 from polyfed.runs.folder.lock import RunIsBusy, is_held, retry_when_free
 from polyfed.runs.folder.paths import Reopening, anchored, slug
 from polyfed.runs.folder.run_folder import RunFolder
@@ -122,6 +123,7 @@ class ComparedRuns:
         self.runs = self._plan(left_out if protocol == LEAVE_ONE_OUT else [None])
         self.problems: dict[str, str] = {}
         self.failed: dict[str, int] = {}
+        self.divergences: dict[str, Divergence] = {}
         self.reused = 0
 
     @cached_property
@@ -158,7 +160,7 @@ class ComparedRuns:
         Args:
             read: Extracts what is needed from a finished run, so that its models can be freed.
         """
-        self.problems, self.reused = self._find_unbuildable(), 0
+        self.problems, self.divergences, self.reused = self._find_unbuildable(), {}, 0
         found: dict[str, Read] = {}
         finished = 0
 
@@ -174,6 +176,8 @@ class ComparedRuns:
                     if isinstance(error, RunIsBusy) and error.elsewhere:
                         return False
                     self.problems[run.method], self.failed[run.method] = str(error), run.seed
+                    if isinstance(error, NotFinite):
+                        self.divergences[run.method] = Divergence(error.round, error.client, run.settings.lower_lr)
                     self.message(f"{run.method} failed: {error}")
             finished += 1
             return True

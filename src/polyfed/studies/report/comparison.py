@@ -185,7 +185,7 @@ class Comparison:
         return f"{self.data}, {self.protocol}, {format_rounds(self.rounds)}"
 
     def _problem_lines(self) -> list[str]:
-        return [row.note or f"{row.method} could not be run: {row.problem}" for row in self.rows if row.missing or row.problem]
+        return [row.note or f"{row.method} {row.failure}" for row in self.rows if row.missing or row.problem]
 
     def __repr__(self) -> str:
         cells = self._cells()
@@ -236,6 +236,7 @@ def row_json(row: MethodRow, cost: Expense | None = None) -> dict[str, Any]:
         "runs": row.runs,
         "problem": row.problem or None,
         "missing": {str(seed): reason for seed, reason in row.missing.items()},
+        "diverged": row.divergence and row.divergence.as_json(),
     }
 
 
@@ -280,7 +281,7 @@ def _row(runs: ComparedRuns, label: str, records: Sequence[RunRecord], measure: 
     """Return the row of a method. The seeds after one that failed were not run."""
     complete, own, problem = [run for run in records if run.finished], runs.methods[label].own, runs.problems.get(label, "")
     if not complete and problem:
-        return MethodRow(label, measure=measure, own=own, problem=problem)
+        return MethodRow(label, measure=measure, own=own, problem=problem, divergence=runs.divergences.get(label))
     done = {run.seed for run in complete}
     return MethodRow(
         label, complete, measure, own, missing=missing_seeds(runs.seeds, done, runs.failed.get(label, runs.seeds[0]), problem)

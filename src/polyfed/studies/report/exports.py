@@ -29,7 +29,9 @@ ANALYSES = "analyses.json"
 COMPARED = ("compared_with", "verdict")
 
 
-def write_tables(runs: Sequence[str | Path], out: str | Path | None, form: str, metric: str = AUTO) -> Path:
+def write_tables(
+    runs: Sequence[str | Path], out: str | Path | None, form: str, metric: str = AUTO, allow_unfinished: bool = False
+) -> Path:
     """Write the tables of scores and costs to one file.
 
     Args:
@@ -37,17 +39,20 @@ def write_tables(runs: Sequence[str | Path], out: str | Path | None, form: str, 
         out: Output file, or a folder for a file called ``tables``. Default: ``tables`` in the working directory.
         form: md, csv, latex or json.
         metric: Primary metric.
+        allow_unfinished: Include unfinished runs, labelled with their round, instead of raising an error.
     """
     if form not in TABLES:
         raise SettingError(f"--tables does not support {form!r}. {nearest(form, TABLES)}")
     path = _target(out, f"tables{TABLES[form]}", TABLES[form], f"--tables {form}")
-    sets = [found.headed(metric) for found in gather(run_folders(runs))]
+    sets = [found.headed(metric) for found in gather(run_folders(runs), allow_unfinished, allow_unfinished)]
     write = {"md": _markdown, "csv": lambda found: _csv(_compared(found)), "latex": _latex, "json": _json}[form]
     _write_file(path, write(sets).encode())
     return path
 
 
-def write_figures(runs: Sequence[str | Path], out: str | Path | None, form: str, metric: str = AUTO) -> list[Path]:
+def write_figures(
+    runs: Sequence[str | Path], out: str | Path | None, form: str, metric: str = AUTO, allow_unfinished: bool = False
+) -> list[Path]:
     """Write figures of scores by domain, learning curves, and confusion matrices.
 
     Args:
@@ -55,9 +60,10 @@ def write_figures(runs: Sequence[str | Path], out: str | Path | None, form: str,
         out: Folder for all figures (default: ``figures``), or a file for the scores of one comparison.
         form: png, svg or pdf.
         metric: Metric of the scores and curves.
+        allow_unfinished: Same as for ``write_tables``.
     """
     _check_figures(form)
-    sets = [found.headed(metric) for found in gather(run_folders(runs))]
+    sets = [found.headed(metric) for found in gather(run_folders(runs), allow_unfinished, allow_unfinished)]
     if out is not None and Path(out).suffix:
         path = _target(out, "", FIGURES[form], f"--figures {form}")
         scored = [found for found in sets if found.views]
@@ -217,16 +223,19 @@ def _scores(runs: RunSet) -> Iterator[dict[str, Any]]:
     for row, view in ((row, view) for row in runs.rows for view in runs.views):
         columns = runs.columns(view)
         for column, cell in zip(columns, runs.cells(row, columns), strict=True):
-            for seed, value in row.finals(view, column.key).items():
+            finals = row.finals(view, column.key)
+            for run in (run for run in row.counted if run.seed in finals):
                 yield {
                     "data": runs.name,
                     "method": row.method,
-                    "seed": seed,
+                    "seed": run.seed,
+                    "round": run.reached,
+                    "state": run.state,
                     "view": view,
                     "domain": column.name,
                     "over_domains": not isinstance(column.key, str),
                     "measure": runs.measure,
-                    "value": value,
+                    "value": finals[run.seed],
                     "test_images": runs.test_size(view, column.key) if isinstance(column.key, str) else None,
                     "best": cell.best,
                     "missing": row.note,
@@ -266,9 +275,24 @@ def _json(sets: Sequence[RunSet]) -> str:
         for runs in sets
         for row in runs.rows
     ]
+    states = [
+        {
+            "data": runs.name,
+            "method": row.method,
+            "seed": run.seed,
+            "run": run.path,
+            "round": run.reached,
+            "rounds": run.rounds,
+            "state": run.state,
+            "diverged": run.divergence and run.divergence.as_json(),
+        }
+        for runs in sets
+        for row in runs.rows
+        for run in row.records
+    ]
     metrics = {runs.name: runs.measure for runs in sets}
     verdicts = [{"data": runs.name, **verdict.as_json()} for runs in sets for verdict in verdicts_of(runs)]
-    found = json_values({"metric": metrics, "scores": _records(sets), "verdicts": verdicts, "costs": costs})
+    found = json_values({"metric": metrics, "runs": states, "scores": _records(sets), "verdicts": verdicts, "costs": costs})
     return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -325,7 +349,7 @@ def _confusion_figure(runs: RunSet, view: str) -> Any | None:
         fractions = [[value / (sum(row) or 1) for value in row] for row in matrix]
         axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
         names = best.first.class_names(len(matrix))
-        axes.set_title(domain if index else f"{best.method}: {domain}", fontsize=8)
+        axes.set_title(domain if index else f"{best.label}: {domain}", fontsize=8)
         axes.set_xticks(range(len(names)), names, rotation=90, fontsize=6)
         axes.set_yticks(range(len(names)), [""] * len(names) if index else names, fontsize=6)
         axes.set_xlabel("prediction", fontsize=7)

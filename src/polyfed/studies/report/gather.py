@@ -12,11 +12,16 @@ from polyfed.studies.report.run_record import DATA_SETTINGS, DEFAULTS, RunRecord
 from polyfed.studies.report.run_set import MethodRow, RunSet
 
 
-def gather(paths: Sequence[str | Path]) -> list[RunSet]:
+def gather(paths: Sequence[str | Path], allow_unfinished: bool = True, allow_damaged: bool = True) -> list[RunSet]:
     """Read run folders and group them by data.
 
+    Args:
+        paths: Run folders.
+        allow_unfinished: Accept runs that can be resumed. A run that diverged has ended, and is always accepted.
+        allow_damaged: Accept runs whose newest checkpoint is damaged.
+
     Raises:
-        RunFolderError: If there are no folders, or if some of them are not run folders; the error lists all of these.
+        RunFolderError: If there are no folders, or if some of them cannot be used; the error lists all of these.
     """
     if not paths:
         raise RunFolderError("polyfed report needs at least one run folder: polyfed report RUN... -o FILE.html")
@@ -30,6 +35,9 @@ def gather(paths: Sequence[str | Path]) -> list[RunSet]:
             problems.append(str(error) + hint)
     if problems:
         raise RunFolderError(" ".join(problems))
+    for found in (run.unfinished for run in runs if run.unfinished is not None):
+        if not (allow_damaged if found.damage else allow_unfinished or found.divergence is not None):
+            raise RunFolderError(found.refusal)
     by_data: dict[str, list[RunRecord]] = {}
     for run in runs:
         by_data.setdefault(_data_key(run, exclude=("unseen",)), []).append(run)
@@ -97,4 +105,4 @@ def _why_missing(run: RunRecord | None) -> str:
         return "no run"
     if run.parts and all(part.finished for part in run.parts):
         return "runs without some of the domains are missing"
-    return f"stopped after round {run.reached} of {run.rounds}"
+    return run.state

@@ -38,12 +38,13 @@ def report_on(
     metric: str = AUTO,
     pictures: bool | None = None,
     analyses: str = AUTO,
+    allow_unfinished: bool = False,
 ) -> Path:
     """Write the report of run folders, of the runs in other folders, and of searches; see ``polyfed.report``."""
     paths = [runs] if isinstance(runs, str | Path) else runs
     chosen_kinds(analyses)  # rejects invalid names before reading any folder
     searches = [sections.read_search(Path(path)) for path in paths if (Path(path) / SWEEP_FILE).is_file()]
-    return write_report(run_folders(paths), out, metric, pictures, searches, analyses)
+    return write_report(run_folders(paths), out, metric, pictures, searches, analyses, allow_unfinished)
 
 
 def write_report(
@@ -53,6 +54,7 @@ def write_report(
     pictures: bool | None = False,
     searches: Sequence[Mapping[str, Any]] = (),
     analyses: str = NONE,
+    allow_unfinished: bool = False,
 ) -> Path:
     """Write the report of run folders as one HTML file.
 
@@ -63,14 +65,15 @@ def write_report(
         pictures: Show images of the data. By default, only if this account made the runs and the data exists on this machine.
         searches: Hyperparameter searches that chose the settings of these runs.
         analyses: auto (analyses that need no data), all, none, or comma-separated names.
+        allow_unfinished: Use the newest good state of runs whose final state is damaged.
 
     Raises:
-        RunFolderError: If there are no runs, a folder is not a run folder, or the file cannot be written.
+        RunFolderError: If there are no runs, a folder is not a run folder, a final state is damaged, or the file cannot be written.
     """
     path = Path(out)
     if not path.name:
         raise RunFolderError(f"The report must be written to a file, but -o is {str(out)!r}. Pass a file name: -o report.html")
-    page = render(runs, out, metric, pictures, searches, analyses)
+    page = render(runs, out, metric, pictures, searches, analyses, allow_unfinished)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, page.encode("utf-8", "backslashreplace"))  # file names can contain invalid characters
@@ -87,12 +90,13 @@ def render(
     with_pictures: bool | None = False,
     searches: Sequence[Mapping[str, Any]] = (),
     analyses: str = NONE,
+    allow_unfinished: bool = False,
 ) -> str:
     """Return the report as HTML; see ``write_report`` for the arguments."""
     import jinja2
     from markupsafe import Markup
 
-    sets = [found.headed(metric) for found in gather(runs)]
+    sets = [found.headed(metric) for found in gather(runs, allow_damaged=allow_unfinished)]
     loader, undefined = jinja2.FileSystemLoader(PAGE), jinja2.StrictUndefined
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=undefined, trim_blocks=True, lstrip_blocks=True)
     # A line does not break between a number and its unit.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from polyfed.errors import RunFolderError
+from polyfed.runs.folder.divergence import DIVERGED, read_divergence
 from polyfed.runs.folder.lock import is_held
 from polyfed.runs.folder.manifest import newest_notes
 from polyfed.runs.folder.run_folder import RunFolder
@@ -28,7 +29,7 @@ class LiveRun:
         seed: Seed of the run.
         round: Last recorded round.
         rounds: Number of planned rounds.
-        state: training, finished, or stopped.
+        state: training, finished, stopped, or where it diverged.
         measure: Metric of the curves.
         curves: Scores per round, by view and domain; the mean over domains is called "mean".
         losses: Mean training loss per round.
@@ -59,8 +60,10 @@ def look_at(path: str | Path) -> LiveRun:
                 if math.isfinite(value):
                     curves.setdefault((view, name), []).append(value)
     finished = bool(newest_notes(folder.checkpoints.folder).get("finished"))
-    state = "finished" if finished else "training" if is_held(folder.path) else "stopped"
-    reached = max((int(line["round"]) for line in lines), default=0)
+    divergence = read_divergence(folder)
+    stopped = "stopped" if divergence is None else f"{divergence.words}; try --lr {divergence.suggested_lr:g}"
+    state = "finished" if finished else "training" if is_held(folder.path) else stopped
+    reached = max((int(line["round"]) for line in lines if line["view"] != DIVERGED), default=0)
     means = list(run.mean_losses.values())
     without = f", without {', '.join(run.settings['unseen'])}" if run.settings["unseen"] else ""
     return LiveRun(

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 from polyfed.core.evaluation import Row
 from polyfed.errors import RunFolderError
 from polyfed.runs.folder.checkpoint import digest
+from polyfed.runs.folder.divergence import Divergence
 from polyfed.runs.folder.final_files import Answers, read_answers
 from polyfed.runs.folder.run_folder import RunFolder, explain_missing
+from polyfed.runs.folder.unfinished import Unfinished, describe_unfinished
 from polyfed.runs.result import Result, measured, over_domains
 from polyfed.runs.scores import LAST, VIEWS, WINDOW, LastRounds, as_line, domains_of
 from polyfed.runs.training_settings import VALIDATED
@@ -39,7 +41,7 @@ MEAN, WORST, SPREAD = ("", "mean"), ("", "worst"), ("", "spread")
 class RunRecord:
     """One run, or the leave-one-out runs of one seed (``parts``).
 
-    ``outlier`` is a warning about the last round if ``lines`` do not contain earlier rounds.
+    ``unfinished`` is set if the run folder has no final state. ``outlier`` is a warning about the last round if ``lines`` do not contain earlier rounds.
     """
 
     path: str
@@ -53,6 +55,7 @@ class RunRecord:
     answers: Answers = field(default_factory=dict, repr=False)
     parts: Sequence[RunRecord] = ()
     outlier: str = ""
+    unfinished: Unfinished | None = None
 
     @classmethod
     def from_result(cls, result: Result) -> RunRecord:
@@ -82,13 +85,27 @@ class RunRecord:
         folder = RunFolder(path)
         document = folder.document()
         snapshot, complaints = folder.read()
+        unfinished = describe_unfinished(folder, snapshot, complaints)
         if snapshot is None:
             # Without a checkpoint, the metrics cannot be verified.
-            return cls(str(path), document, [], complaints=complaints)
+            return cls(str(path), document, [], complaints=complaints, unfinished=unfinished)
         notes, state = snapshot.notes, digest(snapshot)
         lines, answers = folder.sealed_lines(notes), read_answers(folder, notes)
-        finished, costs = notes.get("finished", False), notes.get("costs", {})
-        return cls(str(path), document, lines, snapshot.round, finished, costs, state, complaints, answers)
+        known = {"costs": notes.get("costs", {}), "digest": state, "answers": answers, "unfinished": unfinished}
+        return cls(str(path), document, lines, snapshot.round, unfinished is None, complaints=complaints, **known)
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """Return where the run, or one of its leave-one-out runs, diverged, if any did."""
+        found = (part.unfinished.divergence for part in self.folders if part.unfinished is not None)
+        return next((one for one in found if one is not None), None)
+
+    @property
+    def state(self) -> str:
+        """``finished``, or how far the run came."""
+        if self.finished:
+            return "finished"
+        return f"unfinished: round {self.reached} of {self.rounds}" if self.divergence is None else self.divergence.words
 
     @property
     def folders(self) -> Sequence[RunRecord]:

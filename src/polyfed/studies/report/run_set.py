@@ -12,6 +12,7 @@ from polyfed.core.method import parse
 from polyfed.errors import PolyfedError
 from polyfed.runs.costs import Costs
 from polyfed.runs.figures import dots_figure
+from polyfed.runs.folder.divergence import Divergence
 from polyfed.runs.folder.final_files import Answers
 from polyfed.runs.result import over_domains
 from polyfed.runs.scores import VIEWS, headline_of
@@ -63,6 +64,7 @@ class MethodRow:
         own: Per-method settings.
         problem: Reason why the method could not be run.
         missing: Seeds without a finished run, with the reasons. Such a method is marked, never in bold and never ranked first.
+        divergence: Where a run diverged, if that is the problem.
     """
 
     method: str
@@ -71,6 +73,7 @@ class MethodRow:
     own: Mapping[str, Any] = field(default_factory=dict)
     problem: str = ""
     missing: Mapping[int, str] = field(default_factory=dict)
+    divergence: Divergence | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, MethodRow) and self.method == other.method and self._shown() == other._shown()
@@ -107,14 +110,27 @@ class MethodRow:
         return self.finished and not self.missing
 
     @property
+    def state(self) -> str:
+        """``finished``, or how far the slowest run came."""
+        return "finished" if self.finished else min(self.records, key=lambda run: run.reached).state
+
+    @property
     def label(self) -> str:
-        """The method with its mark, as all tables print it."""
-        return f"{self.method} {MARK}" if self.missing else self.method
+        """The method as all tables print it: with its progress if no run has finished, and with its mark."""
+        progress = "" if self.finished or not self.records else f" ({self.state})"
+        return f"{self.method}{progress} {MARK}" if self.missing else f"{self.method}{progress}"
 
     @property
     def note(self) -> str:
         """Explanation of the mark; empty if there is none."""
         return format_missing(self.label, self.missing, self.seeds if self.finished else []) if self.missing else ""
+
+    @property
+    def failure(self) -> str:
+        """Describe the problem of a method that could not be run."""
+        if self.divergence is None:
+            return f"could not be run: {self.problem}"
+        return f"{self.problem[:1].lower()}{self.problem[1:]}"
 
     @property
     def first(self) -> RunRecord:

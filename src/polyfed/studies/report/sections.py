@@ -90,7 +90,7 @@ def _row_note(row: MethodRow, view: str) -> str:
     if not row.finished:
         rounds = row.rounds(view)
         scored = f"scores of round {rounds[-1]}" if rounds else "no scores yet"
-        note += f", unfinished: round {min(run.reached for run in row.records)} of {row.first.rounds}, {scored}"
+        note += f", {row.state}, {scored}"
     elif row.missing:
         note += f". {row.note}"
     return note + (", reference: trains on the pooled data" if row.is_reference else "")
@@ -264,7 +264,7 @@ def provenance(run: RunRecord) -> dict[str, Any]:
         "path": run.path,
         "method": run.method,
         "seed": run.seed,
-        "state": "finished" if run.finished else f"unfinished: round {run.reached} of {run.rounds}",
+        "state": run.state,
         "digest": run.digest or "no readable checkpoint",
         "versions": ", ".join(f"{name} {version}" for name, version in made.items()),
         "commit": commit,

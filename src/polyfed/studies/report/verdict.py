@@ -332,6 +332,9 @@ def _about_runs(row: MethodRow) -> list[str]:
 
 
 def _unfinished(who: str, run: RunRecord, consequence: str = "") -> str:
+    if run.divergence is not None:
+        found = run.divergence
+        return f"{who}, {found.words}.{consequence} {found.remedy}"
     progress = f"Unfinished: {who}, stopped after round {run.reached} of {run.rounds}."
     return f"{progress}{consequence} Resume it with: polyfed resume {shlex.quote(run.path)}"
 
