@@ -89,5 +89,5 @@ def test_only_what_is_sent_and_uploaded_is_stepped() -> None:
     assert seen == {9, 5, 11}  # perxan: 5 others, and scale, shift and score of two instance sides
     with pytest.raises(JoinError, match="has no effect with local"):
         built("local + fedavgm")
-    with pytest.raises(JoinError, match="server step"):
+    with pytest.raises(JoinError, match="server_step"):
         parse("fedavgm + fedadam")

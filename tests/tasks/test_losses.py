@@ -65,8 +65,8 @@ def test_wrong_options_are_refused() -> None:
     for text, said in [
         ('weighted_focal(alpha="equal")', "'balanced' or a list"),
         ("weighted_focal(gamma=-1.0, alpha=(1, 1))", "gamma must be at least 0"),
-        ("weighted_focal(alpha=(1, -1))", "one non-negative weight per class"),
-        ("weighted_focal(alpha=3)", "one weight per class"),
+        ("weighted_focal(alpha=(1, -1))", "weight per class"),
+        ("weighted_focal(alpha=3)", "weight per class"),
     ]:
         with pytest.raises(OptionError, match=said):
             losses.build(text)
