@@ -178,7 +178,7 @@ def test_a_client_whose_loss_is_not_finite_is_dropped_alone(backend: str, caplog
     assert sorted(experiment.backend.losses_of_round) == ["c0", "c1", "c2", "c3"]
     assert "client c4 is dropped" in caplog.text
     stopping = Experiment(dataclasses.replace(settings, on_nan="stop"), federation((8, 8, 8, 8, 8)), "fedavg", Spoilt())
-    with pytest.raises(NotFinite, match="Client c4"):
+    with pytest.raises(NotFinite, match="at client c4"):
         stopping.train()
 
 
