@@ -350,7 +350,7 @@ def local_validation(client: Client) -> float | None:
 
 @torch.no_grad()
 def score(bench: Workbench, examples: Examples, in_detail: bool = False) -> TaskScores:
-    """Score the resident model on some examples; ``in_detail`` includes the expensive metrics."""
+    """Score the resident model on the given examples; ``in_detail`` includes the expensive metrics."""
     scores = bench.task.scores(bench.classes, in_detail)
     bench.model.eval()
     for x, y in in_batches(examples, bench.test_batch_size):

@@ -325,7 +325,7 @@ class Federation:
         return f"{len(lacking)} of {len(self.clients)} clients of {self.name} have none ({shown})"
 
     def tests(self, clients: Collection[str] | None = None) -> dict[str, list[Examples]]:
-        """Return the test sets by seen domain, optionally of some clients only. Shared test sets occur once."""
+        """Return the test sets by seen domain, optionally restricted to some clients. Shared test sets occur once."""
         found: dict[str, dict[int, Examples]] = {}
         for client in self.clients if clients is None else (client for client in self.clients if client.id in clients):
             for domain, examples in client.tests.items():

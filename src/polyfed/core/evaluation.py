@@ -80,7 +80,7 @@ MANY = 100
 """Fewer clients than this are scored one by one if details are requested (predictions for single images and the AUROC), or if the task has
 no class labels, because the last digit of an output may then change its predictions."""
 REPAID = 3
-"""Each client in a shared batch, beyond the third, saves the CPU time of this many images (measured for small_cnn and six_layer_cnn at 16 to 28 pixels)."""
+"""CPU time that each client beyond the third saves in a shared batch, in images (measured for small_cnn and six_layer_cnn at 16 to 28 pixels)."""
 MARGIN = 2e-4
 """If the two largest probabilities of an image differ by less, the prediction may depend on the batch: its client is scored alone."""
 TOLERANCE = 1e-4

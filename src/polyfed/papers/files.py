@@ -1,8 +1,8 @@
 """Read experiment files, and resolve their references to each other.
 
 A file contains texts (``title``, ``paper``, ``item``, ``claim``, ``measure``), ``seeds``, ``[settings]`` for all runs, ``[methods]``
-(settings by the paper's method names) and one or more ``[[part]]``: a table with rows and columns. Settings of a part are overridden by
-those of a row, and these by those of a column. ``chosen`` is the source of a learning rate. ``like = "paper/item: part"`` copies a part of
+(settings by the paper's method names) and one or more ``[[part]]``: a table with rows and columns. The settings of
+a row override those of its part, and the settings of a column override both. ``chosen`` is the source of a learning rate. ``like = "paper/item: part"`` copies a part of
 another file; other entries override the copy.
 """
 

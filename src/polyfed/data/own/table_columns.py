@@ -57,7 +57,7 @@ def choose_group(
         columns: Function that returns the values of each column.
         default: Column that ``auto`` uses if it exists; empty for none.
         used: Columns with other uses.
-        reader: Call that reads such data, up to its first option, for error messages.
+        reader: Expression that reads such data, up to its first option, for error messages.
     """
     if asked not in (AUTO, UNCHECKED):
         return asked

@@ -7,8 +7,8 @@ every value can produce every multiple of g. Rounding the sum to the type of the
 sensitivity to one sample by at most g sqrt(d) for d numbers, which is 4e-6 of the spread for 14 million. Up to a noise multiplier of 60,
 the 0.05 % of epsilon that plans leave unspent covers this.
 
-Not covered: the noise is computed from 53-bit numbers, so its probabilities have a relative error of about 2^-22, and it never exceeds
-8.6 spreads (a Gaussian does with probability 1e-17). Every number takes the same operations, without rejection; there is no other protection against timing attacks.
+Not covered: the noise is computed from 53-bit numbers, so its probabilities have a relative error of about 2^-22, and it never exceeds 8.6
+spreads (a Gaussian does with probability 1e-17). The only protection against timing attacks is that all numbers take the same operations.
 
 References: Box and Muller, 1958; Mironov, On Significance of the Least Significant Bits for Differential Privacy, CCS 2012; Jin et al., Are We There
 Yet? Timing and Floating-Point Attacks on Differential Privacy Systems, S&P 2022; NIST SP 800-38A (counter mode).

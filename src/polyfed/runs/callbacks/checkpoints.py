@@ -75,7 +75,7 @@ class CheckpointWriter(Callback):
         return not self.background.busy or self.copied_bytes < LEFT_BEHIND
 
     def collect(self) -> None:
-        """Conclude the pending checkpoint if it is written. Wait for the first, because metrics without a checkpoint would look like a lost checkpoint."""
+        """Conclude the pending checkpoint if it is written. Wait for the first, because metrics without a checkpoint look like data loss."""
         if not self.background.busy or self.saved < 0:
             self.conclude()
 
