@@ -40,7 +40,7 @@ class Facts:
     Attributes:
         doc: Help text.
         group: Option group in the help.
-        role: What the setting affects.
+        role: Aspect that the setting affects.
         choices: Valid values, if there are only a few.
         pattern: Regular expression of other valid values.
         takes: Description of the valid values, for error messages.

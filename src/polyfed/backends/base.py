@@ -20,7 +20,7 @@ log = logging.getLogger("polyfed")
 
 
 class Usage(NamedTuple):
-    """CPU seconds of worker processes, and the bytes of memory that training added to theirs (the sum of their peaks)."""
+    """CPU seconds of the worker processes, and the memory in bytes that training added to them (the sum of their peaks)."""
 
     cpu_seconds: float = 0.0
     memory: int = 0
@@ -37,7 +37,7 @@ class Backend(Transaction, Protocol):
         data: Client data by client id, or placeholders with the sizes.
         changed: Clients whose state has changed since the last checkpoint. The recorder empties it.
         losses_of_round: Training loss per client in the last committed round.
-        validations_of_round: Validation score per client of the models trained in that round, if the run selects its round by it.
+        validations_of_round: Validation score per client of the models trained in that round, if this score selects the round.
         workers_usage: Usage of worker processes so far; None if clients train on other machines, so that it is unknown.
     """
 
@@ -101,7 +101,7 @@ class Outcome:
         state: Client state after the request.
         loss: Training loss.
         problem: Reason for the failure.
-        validation: Score of the trained model by the run's metric, if the run selects its round by it.
+        validation: Score of the trained model by the run's metric, if this score selects the round.
     """
 
     client: str

@@ -1,4 +1,4 @@
-"""Choose the backend of the settings. Backends of other layers register themselves, so this module does not import them."""
+"""Choose the backend that the settings specify. Backends of other layers register themselves, so this module does not import them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN: dict[str, type[InProcess]] = {"process": InProcess, "fused": Fused, "auto":
 
 
 def backend_for(bench: Workbench, clients: Collection[ClientData]) -> Backend:
-    """Build the backend of the settings, with as many worker processes as they specify."""
+    """Build the backend that the settings specify, with the specified number of worker processes."""
     settings = bench.settings
     refuse_unused(settings)
     if settings.backend not in OWN:

@@ -1,7 +1,7 @@
 """Training steps compiled by torch: forward, loss, backward, the method's gradient rules and the SGD update in one program.
 
 A step is traced through the uncompiled code, so that the program contains everything a method does. A trace would freeze the step and
-round numbers, so methods that read them in a step are not compiled. Programs are cached on disk. They differ in the last bits.
+round numbers, so methods that read them in a step are not compiled. Programs are cached on disk. Compiled results differ in the last bits.
 """
 
 from __future__ import annotations

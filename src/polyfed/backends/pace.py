@@ -1,4 +1,4 @@
-"""Decide when worker processes repay their start: the CPU time of the requests so far predicts the work that remains."""
+"""Decide when starting worker processes pays off: the CPU time of past requests predicts that of the remaining ones."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Pace:
 
 
 def free_processes() -> int:
-    """Return how many processes can run at full speed with memory of their own, including this one."""
-    load = os.getloadavg()[0]  # of the last minute; contains this process
+    """Return how many processes, including this one, can run at full speed and fit in memory."""
+    load = os.getloadavg()[0]  # average of the last minute, including this process
     cores = min(len(os.sched_getaffinity(0)), round((os.cpu_count() or 1) - load + 1))
     available, size = available_memory(), peak_size()  # a worker needs at most as much memory as this process
     return min(cores, available // size) if available is not None and size else cores

@@ -19,7 +19,7 @@ def peak_size() -> int | None:
 
 
 def private_size() -> int | None:
-    """Return the bytes that this process uses without those of files, such as program libraries, which processes share."""
+    """Return the memory of this process in bytes, without mapped files such as libraries, which processes share."""
     return _without_files(resident_size())
 
 

@@ -65,7 +65,7 @@ class Trainee:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Use this client's random stream, and name it in failures, inside the block."""
+        """Inside the block, use this client's random stream, and name the client in errors."""
         with failures_named(self.client, "train"), self.stream.resumed():
             yield
 
@@ -118,7 +118,7 @@ HookInputs: TypeAlias = "tuple[Any, Any, Any, Any]"
 
 
 def hook_inputs(client: Client) -> HookInputs:
-    """Return what hooks may read of a client in a step: received, extras, local entries, memory. Empty if the method has no such hooks."""
+    """Return the client values that hooks may read in a step: received, extras, local entries, memory. Empty without such hooks."""
     method = client.bench.method
     if not (method.objective or method.gradients or method.task_loss):
         return {}, {}, {}, {}
@@ -126,7 +126,7 @@ def hook_inputs(client: Client) -> HookInputs:
 
 
 def _leaf_key(leaf: object) -> object:
-    """Return what must be equal in two clients that are stacked."""
+    """Return the properties of a leaf that must be equal for two clients to be stacked."""
     if isinstance(leaf, Tensor):
         return tuple(leaf.shape), leaf.dtype
     return leaf if isinstance(leaf, PLAIN) else id(leaf)

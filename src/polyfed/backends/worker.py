@@ -206,7 +206,7 @@ class WorkerLoop:
                 return
 
     def respond(self, message: Json) -> Json:
-        """Return the outcomes of a request, the error after them if a client failed, and what the request used."""
+        """Return the outcomes of a request, the error that ended them if a client failed, and the CPU time and memory used."""
         start, bench = time.process_time(), self.inner.bench
         self.response.clear()
         response: dict[str, Any] = {"own": [], "outcomes": []}
@@ -232,7 +232,7 @@ class WorkerLoop:
         return response
 
     def measure_memory(self, purpose: str) -> None:
-        """Measure the peak from here if training starts, without memory that evaluations have left."""
+        """Reset the peak when training starts, after returning the memory that evaluations freed."""
         if purpose == TRAINING != self.purpose:
             give_back()
             reset_peak()

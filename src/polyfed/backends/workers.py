@@ -35,7 +35,7 @@ MAX_BYTES_AHEAD = 1 << 30
 
 
 class Workers(StagingBackend):
-    """Processes with one thread each, forked at the first request, or with ``auto`` as soon as they repay their start.
+    """Processes with one thread each, forked at the first request, or with ``auto`` as soon as starting them pays off.
 
     Until then, clients run in this process. States and replies are the same in both, so the digest does not depend on the time of the switch.
     Each worker has a separate backend of class ``base``, which runs one client at a time, or groups if it takes groups.
@@ -98,7 +98,7 @@ class Workers(StagingBackend):
                 self.end(list(self.running if self.started else self.workers))
 
     def outcomes_here(self, pace: Pace, request: Request, tasks: list[WorkerTask]) -> Generator[Outcome, None, list[WorkerTask]]:
-        """Run tasks in this process while workers would not repay their start. Return the other tasks, for workers."""
+        """Run tasks in this process until starting workers pays off. Return the other tasks, for workers."""
         pace.begin(request)
         self.inner.share_states(self)
         for number, task in enumerate(tasks):
@@ -109,7 +109,7 @@ class Workers(StagingBackend):
         return []
 
     def workers_repay(self, pace: Pace, tasks: int, request: Request) -> bool:
-        """Return True if the remaining work repays the start of workers, and they can be started safely."""
+        """Return True if starting workers pays off for the remaining work, and is safe."""
         if tasks < 2 or not pace.repays_workers(tasks) or needs_this_process(self.bench, self.data.values()):
             return False
         count = min(self.count, free_processes())

@@ -167,7 +167,7 @@ def print_methods(title: str, runs: RunSet, view: View) -> None:
 
 
 def _fitting(runs: RunSet, width: int, view: View) -> FittedTable:
-    """Return the table with one line per method, or with stacked errors if only then all domain columns fit."""
+    """Return the table with one line per method, or with stacked errors if the domain columns fit only in that form."""
     flat = _method_table(runs, stacked=False)
     if view.wide or not flat.hidden(width):
         return flat

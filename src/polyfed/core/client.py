@@ -337,7 +337,7 @@ def scored_parts(data: ClientData, split: str) -> Mapping[str, Examples]:
 
 
 def local_validation(client: Client) -> float | None:
-    """Score a client's trained model on its validation data with the run's metric, if the run selects its round by it."""
+    """Score a client's trained model on its validation data with the run's metric, if this score selects the round."""
     bench, validation = client.bench, client.data.validation
     if bench.settings.selection != "best_local_validation" or validation is None:
         return None
@@ -350,7 +350,7 @@ def local_validation(client: Client) -> float | None:
 
 @torch.no_grad()
 def score(bench: Workbench, examples: Examples, in_detail: bool = False) -> TaskScores:
-    """Score the resident model on some examples; in detail, including the expensive metrics."""
+    """Score the resident model on the given examples; ``in_detail`` includes the expensive metrics."""
     scores = bench.task.scores(bench.classes, in_detail)
     bench.model.eval()
     for x, y in in_batches(examples, bench.test_batch_size):

@@ -21,9 +21,9 @@ from polyfed.tasks.task import WHOLE, Task
 Augmentation: TypeAlias = Callable[[Tensor], Tensor]
 PairAugmentation: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 DeepRange: TypeAlias = tuple[float, float]
-"""The values of images with more than 8 bits that become black and white."""
+"""Pixel values that are mapped to black and to white, for images with more than 8 bits."""
 DeepRanges: TypeAlias = Mapping[str, Mapping[str, DeepRange]]
-"""Ranges by domain and kind of numbers (integers, floats)."""
+"""Ranges by domain and number type (integers, floats)."""
 
 NAMED_CLIENTS = 5
 SHOWN_CLIENTS = 12
@@ -149,8 +149,8 @@ class Preparation:
         std: Standard deviation per channel.
         augment: Augments a uint8 batch with *per-sample* random choices from torch's default generator, which the client seeds.
         augment_pairs: Augments inputs and targets together, before ``augment`` (random crops of an image and its mask).
-        middle_square: Image files are cropped to the middle square before resizing; otherwise the aspect ratio is ignored.
-        deep_ranges: Values that become black and white in image files with more than 8 bits.
+        middle_square: Image files are cropped to the central square before resizing; otherwise the aspect ratio is ignored.
+        deep_ranges: Pixel values that are mapped to black and to white, for image files with more than 8 bits.
     """
 
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -190,7 +190,7 @@ class Preparation:
 class Domain:
     """One domain of a data set. ``groups`` contains natural ids (patients, writers) of training examples.
 
-    ``deep_ranges`` has the black and white values of its images with more than 8 bits, by kind of numbers.
+    ``deep_ranges`` maps the number types of its images with more than 8 bits to their black and white values.
     """
 
     name: str
@@ -325,7 +325,7 @@ class Federation:
         return f"{len(lacking)} of {len(self.clients)} clients of {self.name} have none ({shown})"
 
     def tests(self, clients: Collection[str] | None = None) -> dict[str, list[Examples]]:
-        """Return the test sets by seen domain, optionally of some clients only. Shared test sets occur once."""
+        """Return the test sets by seen domain, optionally restricted to some clients. Shared test sets occur once."""
         found: dict[str, dict[int, Examples]] = {}
         for client in self.clients if clients is None else (client for client in self.clients if client.id in clients):
             for domain, examples in client.tests.items():

@@ -30,7 +30,7 @@ def layers_with_statistics(model: nn.Module) -> list[str]:
 def estimate_statistics(
     model: nn.Module, batches: Iterable[Tensor], average: Average, forward: Callable[[Tensor], object] | None = None
 ) -> None:
-    """Update the batch-norm statistics with some batches. The model is in evaluation mode afterwards.
+    """Update the batch-norm statistics with the given batches. The model is in evaluation mode afterwards.
 
     Args:
         model: Model whose statistics are changed in place.

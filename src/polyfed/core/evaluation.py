@@ -1,7 +1,7 @@
 """Evaluation as exchanges: each seen client's model on its domains, and the newcomer model on unseen domains.
 
-The two views are never mixed. A newcomer is a client that did not take part in training. ``--newcomer`` selects its values for local
-layers. They are collected by a separate request, only if needed, and this traffic is counted separately.
+The two views are never mixed. A newcomer is a client that did not take part in training. ``--newcomer`` selects how its local
+layers are built. If this needs values from clients, a separate request collects them, whose traffic is counted separately.
 
 If all models are equal, the scored clients cover all test data; otherwise all clients are scored, or a seeded sample. Clients with the same
 model share test batches, since scoring a client with a few examples costs as much as one with a hundred. Every shared batch is verified: the
@@ -77,10 +77,10 @@ def sample_to_score(clients: Sequence[ClientInfo], most: int, seed: int) -> list
 
 
 MANY = 100
-"""In detail, fewer clients than this are scored one by one, with predictions for single images and the AUROC. So are the clients of
-tasks without class labels, whose predictions may change with the last digit of an output."""
+"""Fewer clients than this are scored one by one if details are requested (predictions for single images and the AUROC), or if the task has
+no class labels, because the last digit of an output may then change its predictions."""
 REPAID = 3
-"""Each client beyond the third saves as much CPU time as this many images cost (measured for small_cnn and six_layer_cnn at 16 to 28 pixels)."""
+"""CPU time that each client beyond the third saves in a shared batch, in images (measured for small_cnn and six_layer_cnn at 16 to 28 pixels)."""
 MARGIN = 2e-4
 """If the two largest probabilities of an image differ by less, the prediction may depend on the batch: its client is scored alone."""
 TOLERANCE = 1e-4
@@ -90,7 +90,7 @@ TOLERANCE = 1e-4
 def neighbours(clients: Sequence[ClientData], question: Mapping[str, Any], bench: Workbench) -> Iterator[Sequence[ClientData]]:
     """Yield clients in order, in groups whose examples fit into one test batch, or one by one if a group would not save time.
 
-    In detail, all groups share batches, so that the clients with predictions and an AUROC do not depend on the cost.
+    If details are requested, all groups share batches, so that the cost does not decide which clients get predictions and an AUROC.
     """
     largest, split, in_detail = bench.test_batch_size, question["split"], bool(question.get("detail", False))
     group: list[ClientData] = []
@@ -195,7 +195,7 @@ class Newcomer:
 
 
 def seen(server: Server, split: str = "test", in_detail: bool = False) -> Exchange[list[Row]]:
-    """Request the scores of the clients' models; in detail, with the confusion matrix and the AUROC."""
+    """Request the scores of the clients' models; ``in_detail`` adds the confusion matrix and the AUROC."""
     for prepare in server.method.before_evaluation:
         yield from prepare(server)
     clients = scored_clients(server, split)

@@ -54,7 +54,7 @@ class Facts:
         noise_from: Source of the noise: the run's seed (anyone who knows the seed can remove the noise) or the system's generator.
         epsilon: Privacy budget of the guarantee.
         delta: Probability that the guarantee fails.
-        withholds_loss: Clients report neither their training loss nor that it is not finite, since updates are bounded anyway.
+        withholds_loss: Clients do not report their training loss, even if it is NaN or infinite, because updates are bounded.
         passes: Forward passes of the model per training step, in training mode. It bounds the batch counters that clients may send.
     """
 

@@ -272,7 +272,7 @@ def problem_with_counters(context: RequestContext, entries: Mapping[str, Tensor]
 
 @torch.no_grad()
 def runs_per_pass(server: Server, name: str) -> int:
-    """Return how often the module of an entry runs in one forward pass. A batch norm that runs twice counts two batches."""
+    """Return how many times the module of an entry runs in one forward pass. A batch norm that runs twice counts two batches."""
     model, calls = server.blueprint, 0
     if not server.input_shape:
         return 1

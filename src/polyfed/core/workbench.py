@@ -119,7 +119,7 @@ def give_back() -> None:
 
 
 def give_back_much() -> bool:
-    """Return freed memory to the system if there is much of it (GNU C library only). Return True if it was."""
+    """Return freed memory to the system if it exceeds ``MUCH`` (GNU C library only); the result is True if it did."""
     heap = getattr(_library(), "mallinfo2", None)
     if heap is None or heap().free < MUCH:
         return False
@@ -142,7 +142,7 @@ def make_optimizer(settings: Settings, parameters: Iterable[torch.nn.Parameter],
 
 
 PIXELS_OF_A_TEST_BATCH = 256 * 96 * 96
-"""Limits a test batch to 47 images at 224 pixels. With 256, each of the first maps of a ResNet-18 would take 0.8 GB."""
+"""Limits a test batch to 47 images at 224 pixels. With 256, each of the first feature maps of a ResNet-18 would take 0.8 GB."""
 
 
 @dataclass

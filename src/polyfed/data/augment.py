@@ -124,7 +124,7 @@ def cut_out(x: Tensor, side: int, maximum: int = 1, minimum: int = 1) -> Tensor:
 
 
 def adjust_light(x: Tensor, brightness: float, contrast: float, saturation: float = 0.0) -> Tensor:
-    """Multiply brightness, contrast and saturation of each image by random factors in 1 plus or minus the given values."""
+    """Multiply brightness, contrast and saturation of each image by random factors that differ from 1 by at most the given values."""
     changed = x.float() * _factor(x, brightness)
     grey = (changed * torch.tensor(GREY, device=x.device).view(1, 3, 1, 1)).sum(1, keepdim=True)
     changed = torch.lerp(grey.mean((2, 3), keepdim=True).expand_as(changed), changed, _factor(x, contrast))
@@ -155,7 +155,7 @@ def zoom(x: Tensor, minimum: float = 0.7, ratio: float = 4 / 3, tries: int = 10)
         x: The batch, as floats.
         minimum: Smallest fraction of the image area to crop.
         ratio: Largest aspect ratio of the crop.
-        tries: Number of draws before the whole image is used, because an elongated crop with a large area does not fit.
+        tries: Number of draws before the whole image is used, because an elongated crop with a large area may not fit.
     """
     count, _, height, width = x.shape
     area = (torch.rand(count, tries) * (1 - minimum) + minimum) * height * width
@@ -222,7 +222,7 @@ def rotate_hue(x: Tensor, amount: Tensor) -> Tensor:
     red, green, blue = torch.chunk(x, 3, dim=1)
     difference = torch.cat([green - blue, blue - red, red - green], dim=1).gather(1, place)
     sector = 2 * place + difference / torch.where(chroma > 0, chroma, 1.0) + 6 * amount
-    # Near its hue a channel equals the value; further away it falls, over one sixth of the circle, to the value minus the chroma.
+    # A channel equals the HSV value near its hue, and falls to the value minus the chroma over the next sixth of the colour circle.
     distance = (sector + torch.tensor([5.0, 3.0, 1.0], device=x.device).view(1, 3, 1, 1)).remainder(6)
     return value - chroma * torch.minimum(distance, 4 - distance).clamp(0, 1)
 

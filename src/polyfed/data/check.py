@@ -77,7 +77,7 @@ def check(data: str, root: str | None = None, sheet: Path | None = None) -> Chec
     """Decode and count every image, and look for damaged and duplicated images.
 
     Args:
-        data: A folder of images, with or without masks, or a table that lists images, or a call that reads one, such as
+        data: A folder of images, with or without masks; a table that lists images, possibly in an expression such as
             ``manifest(root="scans.csv", group="patient")``; or a known data set, which is compared with its expected counts and checksums.
         root: Folder with the files of a known data set.
         sheet: Where to write a contact sheet of user-supplied images.

@@ -93,7 +93,7 @@ def packed(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpacked(value: Tensor, bits: int) -> Tensor:
-    """Return the codes in some bytes, including the padding of the last byte."""
+    """Unpack the codes from bytes, including the padding of the last byte."""
     shifts = bits * torch.arange(8 // bits, dtype=torch.int32, device=value.device)
     codes: Tensor = (value.int()[:, None] >> shifts) & (2**bits - 1)
     return codes.flatten()

@@ -57,7 +57,7 @@ class DSON(BatchNorm):
             raise ModelError(f"DSON needs more than one value per channel in training, got an input of {tuple(x.shape)}.")
         means, variances = own_mean.flatten(1), own_variance.flatten(1)
         mean = means.mean(0)
-        # All samples have equally many positions, so the batch variance is the mean within samples plus the variance between them.
+        # All samples have the same number of positions, so the batch variance is the mean within samples plus the variance between them.
         variance = variances.mean(0) + (means - mean).square().mean(0)
         if self.training:
             track(self, mean.detach(), variance.detach() * (count / (count - 1)))

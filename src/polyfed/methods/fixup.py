@@ -87,7 +87,7 @@ def ancestors(node: fx.Node) -> set[fx.Node]:
 
 
 def branches_of(model: nn.Module, graph: fx.Graph) -> list[Branch]:
-    """Return the residual branches: the input of each addition with more convolutions that the other input does not depend on."""
+    """Return the residual branches: at each addition, the side with more convolutions, without the layers that both sides share."""
     order = list(graph.nodes)
     found = []
     for node in order:

@@ -51,7 +51,7 @@ def first_norms(model: nn.Module) -> list[nn.Module]:
 
 @dataclass(frozen=True)
 class ToIBN(Part):
-    """Split batch norms at some places."""
+    """Split the batch norms at the selected places."""
 
     where: str | tuple[str, ...]
     stage = "norm"

@@ -95,7 +95,7 @@ def _end_of_block(model: nn.Module, path: str) -> str:
 
 @dataclass(frozen=True)
 class InsertMixStyle(Part):
-    """Mix styles after some modules. Entries keep their names, since nothing is renamed or wrapped."""
+    """Mix styles after the selected modules. Entries keep their names, since nothing is renamed or wrapped."""
 
     after: str | tuple[str, ...]
     p: float

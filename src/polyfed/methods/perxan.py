@@ -42,7 +42,7 @@ XAN_OPTIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class ToXAN(Part):
-    """Replace the batch norms at some places by XAN. From Python, ``where`` may be a predicate of path and module."""
+    """Replace the batch norms at the selected places by XAN. From Python, ``where`` may be a predicate of path and module."""
 
     where: Where = "all"
     in_init: str = "copy_bn"
@@ -58,7 +58,7 @@ class ToXAN(Part):
 def assembled(
     name: str, where: str | tuple[str, ...], rest: str, mix_local: str, in_init: str, instance_score: float, tiny_maps: str
 ) -> Method:
-    """Return the named method: XAN at some places, with the batch side uploaded but never sent back."""
+    """Return the named method: XAN at the selected places, with the batch side uploaded but never sent back."""
     for option, value in {"rest": rest, "mix_local": mix_local, "in_init": in_init, "tiny_maps": tiny_maps}.items():
         require_choice(name, option, value, CHOICES[option])
     places_named(where, name)

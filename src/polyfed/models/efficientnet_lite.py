@@ -45,7 +45,7 @@ def _build(number: int, classes: int, input_shape: tuple[int, int, int], pretrai
     split_batch_norms(model)
     if pretrained and loads_weights():
         model.load_state_dict({**model.state_dict(), **rename_entries(package_weights(number), model, name)})
-    # Also without weights, because a reopened run reads none and must normalise its images in the same way.
+    # Set even without weights, because a reopened run reads none and must normalise its images in the same way.
     model.normalisation = _images(number, {}).normalisation(input_shape[0])  # type: ignore[assignment]
     if input_shape[0] == 1:
         convert_to_grey(model)
@@ -80,7 +80,7 @@ def split_padding(model: nn.Module, input_shape: tuple[int, int, int]) -> None:
 
 
 def _padding(size: int, kernel: int, stride: int, dilation: int) -> int:
-    """Return the padding with which there is one output per ``stride`` pixels."""
+    """Return the padding that yields one output per ``stride`` pixels."""
     return max((-(-size // stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
 
 

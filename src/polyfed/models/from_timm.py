@@ -82,7 +82,7 @@ def offline_if_unreachable() -> Iterator[str]:
     """Use only the cache inside the block if the hub does not respond; otherwise timm would retry for a minute.
 
     Yields:
-        Why the hub cannot be reached; empty if it can.
+        Reason why the hub cannot be reached; empty if it can.
     """
     try:
         from huggingface_hub import constants

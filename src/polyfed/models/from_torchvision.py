@@ -110,7 +110,7 @@ def _build(name: str, input_shape: tuple[int, int, int], classes: int) -> nn.Mod
     plain = name.partition(".")[0]
     options: dict[str, Any] = {}
     if plain in AUXILIARY:
-        # Also without weights, because a reopened run reads none and must treat its images in the same way.
+        # Set even without weights, because a reopened run reads none and must treat its images in the same way.
         options = {"aux_logits": False, "transform_input": input_shape[0] == 3, "init_weights": True}
     if (size := SIZE_OPTIONS.get(plain.partition("_")[0])) is not None:
         options = {size: input_shape[1] if size == "image_size" else input_shape[1:]}

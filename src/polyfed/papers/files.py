@@ -1,8 +1,8 @@
 """Read experiment files, and resolve their references to each other.
 
 A file contains texts (``title``, ``paper``, ``item``, ``claim``, ``measure``), ``seeds``, ``[settings]`` for all runs, ``[methods]``
-(settings by the paper's method names) and one or more ``[[part]]``: a table with rows and columns. Settings of a part are overridden by
-those of a row, and these by those of a column. ``chosen`` is the source of a learning rate. ``like = "paper/item: part"`` copies a part of
+(settings by the paper's method names) and one or more ``[[part]]``: a table with rows and columns. The settings of
+a row override those of its part, and the settings of a column override both. ``chosen`` is the source of a learning rate. ``like = "paper/item: part"`` copies a part of
 another file; other entries override the copy.
 """
 
@@ -22,7 +22,7 @@ from polyfed.settings import setting_names, with_tuples
 SHIPPED = Path(__file__).parent / "shipped"
 SUFFIX = ".toml"
 FORMS = ("full", "laptop", "reduced")
-"""The paper's setting; the largest setting whose runs take about half a core-hour; a setting that takes minutes, for a quick try."""
+"""The paper's setting; the largest setting whose runs take about half a core-hour; a setting that takes minutes, for a quick trial."""
 _SMALLER = FORMS[1:]
 _TEXTS = ("title", "paper", "item", "claim", "measure", "note", "missing", "figure", "x")
 KEYS = (*_TEXTS, "seeds", "settings", "methods", "chosen", *_SMALLER, "orders", "part")
@@ -85,7 +85,7 @@ def read_cell(text: str) -> Published:
 
 
 def _read_cells(text: str, columns: int, where: str) -> tuple[Published, ...]:
-    """Read the cells of a row, separated by blanks. In an empty row, all cells are not available."""
+    """Read the cells of a row, separated by spaces. In an empty row, no cell is available."""
     cells = text.split() or [_NOT_AVAILABLE] * columns
     if len(cells) != columns:
         raise SettingError(f"{where}: {len(cells)} published cells for {columns} columns.")
@@ -137,7 +137,7 @@ class Row:
         name: Name in the paper.
         settings: Settings of its runs.
         published: Published cells by column.
-        missing: What polyfed lacks to run it; empty if nothing.
+        missing: Features that polyfed lacks to run it; empty if none.
         chosen: Source of its learning rate: ``paper``, ``open: why``, or the log of a search on validation data in docs/results.
         forms: Changes of each smaller form for this row only.
     """
@@ -160,7 +160,7 @@ class Part:
         columns: Its columns.
         rows: Its rows.
         forms: Changes of each smaller form.
-        missing: What polyfed lacks to run it; empty if nothing.
+        missing: Features that polyfed lacks to run it; empty if none.
         differs: Differences between its settings and the paper's, by column or row name, or "all" for all cells.
         score: The metric it shows.
         unit: percent, fraction or number.

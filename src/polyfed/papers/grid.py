@@ -75,7 +75,7 @@ class Cell:
         published: The published cell.
         settings: Settings of its runs without the seed; None if it needs no runs.
         seeds: Number of seeds.
-        why_not: Why it has no runs.
+        why_not: Reason why it has no runs.
         notes: Differences from the paper's setting.
         stands_in: A smaller form runs it on different data from the paper's.
     """

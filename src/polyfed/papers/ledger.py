@@ -25,7 +25,7 @@ from polyfed.settings import FACTS, Settings
 FORMAT = 1
 FINISHED, DIVERGED = STATES = ("finished", "diverged")
 _ALWAYS = ("data", "model", "rounds", "lr", "optimizer", "batch_size", "local_epochs", "selection")
-"""Settings in every record, so that a new default does not change its meaning."""
+"""Settings that every record contains, so that a new default does not change the meaning of old records."""
 VARIANT = ("amp", "layout", "backend")
 """Settings that change only rounding. A cell shows such runs with a mark."""
 LAST, MEAN_LAST = "last", "mean_last"
@@ -59,7 +59,7 @@ class Record:
         right: Packed bits of the correctly classified test images, by view, client and domain.
         data: Packed data files.
         analyses: Measured values by kind of analysis.
-        error: Why the run diverged.
+        error: Reason why the run diverged.
         notes: Remarks for the pages.
     """
 
@@ -109,7 +109,7 @@ class Record:
         return {number: [_row(one, place) for one in many] for place, number in enumerate(rounds)}
 
     def is_right(self) -> dict[tuple[str, str, str], np.ndarray]:
-        """Return for each test image if it was classified correctly, by view, client and domain."""
+        """Return, for each test image, whether it was classified correctly, by view, client and domain."""
         return {(one["view"], one["client"], one["domain"]): _unpacked_bits(one["bits"], one["count"]) for one in self.right}
 
     def as_json(self) -> dict[str, Any]:
@@ -319,7 +319,7 @@ class Ledger:
         """Return the records for a cell, by seed.
 
         Runs may differ in precision, memory layout, backend or selection of the last rounds, but these groups are never mixed. The group
-        with the most seeds is used, and among equal ones that with these settings. Runs of a group may differ in the evaluated rounds;
+        with the most seeds is used, or of equally large ones the one with these settings. Runs of a group may differ in the evaluated rounds;
         of two runs with the same seed, the one with exactly these settings is used.
         """
         groups: dict[tuple[str, ...], dict[int, Record]] = {}

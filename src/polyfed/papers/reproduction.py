@@ -67,7 +67,7 @@ class Outcome:
     Attributes:
         cell: The cell.
         values: Our number by seed, in the paper's unit.
-        state: Why our number is missing; empty if it exists.
+        state: Reason why our number is missing; empty if it exists.
         notes: Differences from the paper's setting.
         diverged: Seeds of diverged runs.
     """
@@ -267,7 +267,7 @@ def _train(run: PlannedRun, folder: Path, kinds: Sequence[str], callback: Callba
 
 
 def _outcome_of(cell: Cell, made: Reproduction, states: Mapping[str, str]) -> Outcome:
-    """Compute our number of a cell, or the reason why there is none."""
+    """Compute our number for a cell, or the reason why there is none."""
     if cell.column.minus and not cell.why_not:
         return _difference(cell, made, states)
     form, trained = made.form, made.trained

@@ -361,7 +361,7 @@ def require_full_participation(settings: Settings, method: Method, clients: int)
 
 
 def notices(settings: Settings, method: Method, bench: Workbench, clients: int) -> list[str]:
-    """Return notices for the user before the run: allowed settings with an unwanted or no effect."""
+    """Return notices for the user before the run: valid settings that have an unwanted effect, or none."""
     notes = {id(item): declared(item).notice(bench, clients) for item in filled_slots(method)}
     found = [text for text in dict.fromkeys(notes.values()) if text]
     sampled = settings.sampled(clients)

@@ -125,8 +125,8 @@ class Meter:
     Memory is the peak resident size, and its increase over the size before training (Linux only).
 
     Args:
-        workers: Returns the usage of worker processes so far; None if other machines train the clients. Then CPU time and memory are not
-            measured.
+        workers: Returns the usage of worker processes so far; None if other machines train the clients. CPU time and memory are then
+            not measured.
         background: Returns the CPU time of background threads (checkpoints), which does not count as training.
     """
 

@@ -50,7 +50,7 @@ MAX_ROUNDS = 2**31
 
 
 class Experiment:
-    """Everything of one run, ready to train."""
+    """All components of one run, ready to train."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class Experiment:
         return self.evaluate(split, in_detail=self.bench.measure in IN_DETAIL)
 
     def evaluate(self, split: str = "test", newcomer: str | None = None, in_detail: bool = False) -> list[Row]:
-        """Score seen clients, and newcomer models on unseen domains; in detail, with metrics that are slower to compute."""
+        """Score seen clients, and newcomer models on unseen domains; ``in_detail`` adds metrics that are slower to compute."""
         choice = newcomer or self.settings.newcomer
         with threads(self.settings.threads), self.costs.clock("evaluation"):
             rows: list[Row] = self.exchange(evaluation.seen(self.server, split, in_detail))

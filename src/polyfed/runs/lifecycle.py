@@ -125,7 +125,7 @@ def train_run(
 
 
 def _record_divergence(run: ActiveRun, error: BaseException) -> None:
-    """Record that a run diverged. Metrics without a checkpoint would look like a lost one, so nothing is recorded before the first."""
+    """Record that a run diverged. Metrics without a checkpoint look like data loss, so nothing is recorded before the first one."""
     if not isinstance(error, NotFinite) or run.folder is None or not manifest_files(run.folder.checkpoints.folder):
         return
     number = error.round or run.experiment.server.round

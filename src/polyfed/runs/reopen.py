@@ -306,7 +306,7 @@ def use_other_tests(experiment: Experiment, data: str, root: str | None, part: s
 
 
 def _scaled_by_own_range(other: DataSet, federation: Federation) -> list[str]:
-    """Return notices about deep images of new domains, if the domains of the run do not share the range that they would be scaled by."""
+    """Return notices about deep images of new domains, if the domains of the run have no common range to scale these images by."""
     recorded = federation.preparation.deep_ranges
     return [
         f"The domain {domain} has images with more than 8 bits and is new to the run, which has no common range for them. They are scaled "

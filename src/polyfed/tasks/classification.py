@@ -227,7 +227,7 @@ def results_of_parts(
 ) -> list[dict[str, Any]]:
     """Return ``Scores.results`` for each of several consecutive parts, with the sums computed for all parts at once.
 
-    In detail, the confusion matrix is included but not the AUROC, since clients that share a batch have few examples.
+    ``in_detail`` adds the confusion matrix but not the AUROC, since clients that share a batch have few examples.
     """
     probabilities, labels = checked(predicted, targets, classes)
     parts = len(sizes)

@@ -28,7 +28,6 @@ def task_named(name: str) -> Task:
 
 
 def task_of_record(record: Mapping[str, Any]) -> Task:
-    """Return the task of a score record."""
     return next((task for task in TASKS.values() if task.mark in record), CLASSIFICATION)
 
 

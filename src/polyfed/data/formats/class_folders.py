@@ -131,7 +131,7 @@ class ClassFolders:
 
 
 def split_in_turn(share: float, with_test: bool, images: ImageList, lists: SplitLists, arrays: Arrays) -> Splits:
-    """Split by the lists train and crossval, or without lists by class with seed 0, holding out the fraction ``share``.
+    """Split by the lists train and crossval. Without lists, hold out the fraction ``share`` of each class, with seed 0.
 
     The images held out are assigned alternately to validation and test. If ``with_test`` is False, all are for validation.
     """

@@ -109,7 +109,7 @@ class DigitFiles:
         return [*paths, *(image for folder in folders if folder.is_dir() for image in sorted(folder.iterdir()))]
 
     def read_packed(self, paths: Sequence[Path]) -> Digits:
-        """Read the packed file. A whole set is split like FedBN; a subset keeps its splits, with shuffled training images.
+        """Read the packed file. A whole set is split as in FedBN; a subset keeps its splits, with shuffled training images.
 
         Packed files keep the order of their source, whose first images are not representative: of the first 743 images of USPS,
         34 are fives, instead of the expected 57.
@@ -132,7 +132,7 @@ class DigitFiles:
         return Digits(np.concatenate([x for x, _ in train]), np.concatenate([y for _, y in train]), *test)
 
     def read_original(self, paths: Sequence[Path]) -> Digits:
-        """Read the published files, merge them, and split them like the FedBN authors (stratified, random state 0)."""
+        """Read the published files, merge them, and split them as the FedBN authors do (stratified, random state 0)."""
         x, y = self.read_all(dict(zip(self.originals, paths, strict=True)))
         return _split_like_fedbn(x, y, paths[0])
 

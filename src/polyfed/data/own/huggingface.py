@@ -151,7 +151,6 @@ class _CopyTree:
 
     @cached_property
     def names(self) -> Sequence[str]:
-        """All images."""
         return [f"{split}/{row}" for split, rows in self.splits.items() for row in range(len(rows))]
 
     def read(self, name: str) -> bytes:

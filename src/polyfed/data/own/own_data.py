@@ -16,7 +16,7 @@ from polyfed.text import read_call
 
 
 def is_own_data(text: str) -> bool:
-    """Return True if a text is the path of data. A known name takes precedence over a folder; ./NAME is always a path."""
+    """Return True if a text is a path to data. A known name takes precedence over a folder; ./NAME is always a path."""
     return (os.path.isdir(text) and ("/" in text or text not in data_sets)) or _is_table(text)
 
 
@@ -35,7 +35,7 @@ def options_of_own_data(path: str) -> Collection[str]:
 
 
 def own_images(text: str) -> tuple[OwnImages, OwnOptions] | None:
-    """Return the images of a folder, a table or a call that reads one, not decoded yet, with their options. None for other data."""
+    """Return the images of a folder, a table or an expression that reads one, not decoded yet, with their options. None for other data."""
     if is_own_data(text):
         return _reader(text)[1](Path(text).expanduser()), OwnOptions()
     name = text.split("(")[0].strip()

@@ -136,7 +136,7 @@ class OwnImages:
         tree: Folder of all images.
         images: Image files. The order within a class of a domain is kept.
         classes: All classes in label order. A domain may lack some.
-        reader: Call that reads such data, up to its first option, for error messages.
+        reader: Expression that reads such data, up to its first option, for error messages.
         outputs: Names of labels or outputs, if images do not have exactly one class.
         meaning: Class of each mask value, if there are masks.
     """

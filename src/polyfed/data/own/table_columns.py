@@ -1,4 +1,4 @@
-"""The columns of a table of images: which are used, and which one has the groups (patients) that are never split."""
+"""The columns of a table of images: which are used, and which one contains the groups (patients) that are never split."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polyfed.settings import AUTO
 
 GROUP = "group"
 UNCHECKED = "unchecked"
-"""Value of the option ``group`` for the data of an existing run, which may be older than the check: as ``auto``, without it."""
+"""Value of the option ``group`` for the data of an existing run: like ``auto``, but without the check, which the run may predate."""
 LIKELY = (
     "patient",
     "subject",
@@ -57,7 +57,7 @@ def choose_group(
         columns: Function that returns the values of each column.
         default: Column that ``auto`` uses if it exists; empty for none.
         used: Columns with other uses.
-        reader: Call that reads such data, up to its first option, for error messages.
+        reader: Expression that reads such data, up to its first option, for error messages.
     """
     if asked not in (AUTO, UNCHECKED):
         return asked
@@ -82,7 +82,7 @@ def unused_columns(where: str, columns: Iterable[str], used: Iterable[str]) -> t
 
 
 def _likelihood(name: str) -> int | None:
-    """Return the position in ``LIKELY`` of the word that a column is called after, or None.
+    """Return the position in ``LIKELY`` of the word that a column is named after, or None.
 
     >>> _likelihood("Patient_ID"), _likelihood("lesion_id"), _likelihood("patient_age")
     (0, 12, None)

@@ -1,4 +1,4 @@
-"""Black and white of *deep* images, which have more than 8 bits or are floating-point: one range per domain and kind of numbers.
+"""Black and white points of *deep* images, which have more than 8 bits or are floating-point: one range per domain and number type.
 
 A run records the ranges, so that the same file becomes the same input in training, evaluation and prediction.
 """
@@ -18,12 +18,12 @@ from polyfed.errors import OptionError
 from polyfed.settings import AUTO
 
 KINDS = INTEGERS, FLOATS = "integers", "floats"
-"""Kinds of numbers. They are scaled separately, because their values have different units."""
+"""Number types. They are scaled separately, because their values have different units."""
 EVERY = "*"
 """Stands for all domains that are not listed."""
 SEPARATOR = ".."
 Ranges: TypeAlias = Mapping[str, DeepRange]
-"""Black and white by kind of numbers."""
+"""Black and white points by number type."""
 DEEP_RANGE = "deep_range"
 """Name of the option, and of the array in the cache."""
 
@@ -75,12 +75,12 @@ def _read_kinds(value: object) -> Ranges:
 
 
 def of_domain(ranges: DeepRanges, domain: str) -> Ranges:
-    """Return the ranges of a domain by kind."""
+    """Return the ranges of a domain by number type."""
     return {**ranges.get(EVERY, {}), **ranges.get(domain, {})}
 
 
 def of_kind(ranges: DeepRanges, kind: str) -> dict[str, DeepRange]:
-    """Return the ranges of one kind by domain."""
+    """Return the ranges of one number type by domain."""
     return {domain: by_kind[kind] for domain, by_kind in ranges.items() if kind in by_kind}
 
 

@@ -43,7 +43,7 @@ class DomainSource(Protocol):
 
     @property
     def middle_square(self) -> bool:
-        """True if each image is cropped to its middle square before it is resized."""
+        """True if each image is cropped to its central square before it is resized."""
 
     def load(self) -> Domain:
         """Return the domain with its splits."""
@@ -65,7 +65,7 @@ class DomainFiles:
         split: Returns the rows of each split, given the arrays.
         advice: Advice about unreadable images, for the error message.
         names: Image names, if each image has a separate file.
-        middle_square: True if each image is cropped to its middle square before it is resized.
+        middle_square: True if each image is cropped to its central square before it is resized.
         pairs: True if ``y`` contains masks. Then no example can be skipped, and none has a single class.
         data: Name of the data, for the list of cached copies. Default: that in the recipe.
         root: Folder or table of the data. Default: the common parent folder.

@@ -69,7 +69,7 @@ def opened(content: bytes, name: str) -> Image.Image:
 
 
 def number_kind(image: Image.Image) -> str:
-    """Return the kind of numbers in a deep image."""
+    """Return the number type of a deep image."""
     return FLOATS if image.mode == "F" else INTEGERS
 
 
@@ -85,7 +85,7 @@ def comparable_pixels(image: Image.Image) -> NDArray[Any]:
 
 
 def deep_range(lowest: float, highest: float) -> DeepRange:
-    """Return the values of deep images that become black and white, given the range of all images that are read together.
+    """Return the values that are mapped to black and to white, given the range of all deep images that are read together.
 
     Values from 0 to 1 are fractions of white. Other non-negative values are integers of a common bit depth: white is the smallest of
     255, 1023, 4095, 16383 and 65535 that is not exceeded. Otherwise, the range from the lowest to the highest value is used.
@@ -105,7 +105,7 @@ def decode(content: bytes, name: str, size: int, middle_square: bool = False) ->
 
 
 def fitted(image: Image.Image, size: int | tuple[int, int], middle_square: bool = False) -> Image.Image:
-    """Resize an image to a side or to height and width, optionally after cropping its middle square, for training and prediction."""
+    """Resize an image to a side or to height and width, optionally after cropping its central square, for training and prediction."""
     height, width = (size, size) if isinstance(size, int) else size
     if middle_square and image.width != image.height:
         side = min(image.size)
@@ -175,7 +175,7 @@ class Resizer:
 
     @property
     def ranges(self) -> Ranges:
-        """Ranges of the deep images added, by kind of numbers."""
+        """Ranges of the deep images added, by number type."""
         return {kind: self._fixed.get(kind) or deep_range(*found) for kind, found in self._extremes.items()}
 
     def scaled(self, content: bytes, name: str) -> NDArray[np.uint8]:

@@ -37,7 +37,7 @@ def with_validation(train: Positions, test: Positions, share: float) -> Splits:
 
 
 def split_at_test(validation: float, arrays: Arrays) -> Splits:
-    """Split rows in the order train, test at ``testing_from``, with a fraction from the end of train for validation."""
+    """Split rows at ``testing_from`` into training and test, with a fraction from the end of training for validation."""
     boundary = int(arrays["testing_from"])
     return with_validation(np.arange(boundary), np.arange(boundary, len(arrays["y"])), validation)
 

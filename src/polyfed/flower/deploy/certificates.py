@@ -86,7 +86,7 @@ def load_authority(folder: Path, name: str) -> Signed:
         key = ec.generate_private_key(ec.SECP384R1())
         signed = _builder(name, None, key.public_key(), AUTHORITY_DAYS).sign(key, hashes.SHA384())
         write_private(certificate, pem(signed))
-        # The key last, so that a key always has a certificate.
+        # Write the key last, so that every key has a certificate.
         write_private(key_file, pem_key(key))
     return read_signed(certificate, key_file)
 

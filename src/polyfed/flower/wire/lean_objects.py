@@ -81,7 +81,7 @@ def lean_arrays() -> bool:
         if set(names.values()) != set(arrays) or not all(isinstance(array, Array) for array in arrays.values()):
             raise ValueError("The arrays of a record do not match its list of arrays.")
         record = cls()
-        # Not in the constructor, which would join the arrays.
+        # Assigned one by one, because the constructor would join the arrays.
         for name, array in names.items():
             record[name] = arrays[array]
         return record

@@ -1,4 +1,4 @@
-"""Wire messages: plain values and the bytes of safetensors files; importing neither torch nor Flower keeps short processes fast."""
+"""Wire messages: plain values and the bytes of safetensors files. Short-lived processes can import this without torch or Flower."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def records_of(messages: Sequence[WireMessage]) -> list[RecordDict]:
         content = RecordDict({CONTROL: ConfigRecord({TEXT: json.dumps(message.control)})})
         if message.blobs:
             content[TENSORS] = record = ArrayRecord()
-            # Not in the constructor, which would copy the arrays; each copy would be chunked and hashed again.
+            # Assigned one by one, because the constructor would copy the arrays, and each copy would be chunked and hashed again.
             for name, blob in message.blobs.items():
                 if id(blob) not in arrays:
                     arrays[id(blob)] = _array(blob)

@@ -16,9 +16,9 @@ SHORTEST_PAUSE, LONGEST_PAUSE, FRACTION = (
     0.05,
     1.0,
     0.05,
-)  # of the wait between polls: bounds in seconds, fraction of the time waited
+)  # wait between polls: bounds in seconds, and fraction of the time waited so far
 GRACE = 60.0
-# Flower raises these when it assembles a malformed message of a node.
+# Flower raises these when it assembles a malformed message from a node.
 MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
 
 

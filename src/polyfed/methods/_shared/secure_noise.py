@@ -3,12 +3,12 @@
     out = g ( round(value / g) + round(noise / g) ),   g = 2^-30 of the spread, a power of two
 
 The output is an integer multiple of g, so the last bits of a float reveal nothing about the value (Mironov, 2012; Jin et al., 2022):
-every value can produce every multiple of g. Rounding the sum to the type of the value uses no data. Rounding the value adds at most
-g sqrt(d) to what one sample can change, d numbers: 4e-6 of the spread for 14 million, which the 0.05 % of epsilon that plans leave unspent covers
-up to a noise multiplier of 60.
+every value can produce every multiple of g. Rounding the sum to the type of the value uses no data. Rounding the value increases the
+sensitivity to one sample by at most g sqrt(d) for d numbers, which is 4e-6 of the spread for 14 million. Up to a noise multiplier of 60,
+the 0.05 % of epsilon that plans leave unspent covers this.
 
-Not covered: the noise is made from numbers of 53 bits, so its probabilities are those of a Gaussian to about 2^-22 of themselves, and none is beyond 8.6 spreads
-(one in 10^17 would be). Every number takes the same operations, without rejection; there is no other protection against timing attacks.
+Not covered: the noise is computed from 53-bit numbers, so its probabilities have a relative error of about 2^-22, and it never exceeds 8.6
+spreads (a Gaussian does with probability 1e-17). The only protection against timing attacks is that all numbers take the same operations.
 
 References: Box and Muller, 1958; Mironov, On Significance of the Least Significant Bits for Differential Privacy, CCS 2012; Jin et al., Are We There
 Yet? Timing and Floating-Point Attacks on Differential Privacy Systems, S&P 2022; NIST SP 800-38A (counter mode).

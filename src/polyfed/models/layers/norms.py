@@ -101,7 +101,7 @@ class JSBatchNorm(BatchNorm):
     """Batch norm with James-Stein estimates, for inputs (N, C) and (N, C, ...).
 
     ``shrink_train`` shrinks the batch statistics; gradients flow through the shrinkage, and the buffers are updated with the raw values.
-    ``shrink_eval`` shrinks the running statistics in evaluation. Without both, this is plain batch norm.
+    ``shrink_eval`` shrinks the running statistics in evaluation. If both are False, this is plain batch norm.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ def put_xan(
     tiny_maps: str = "error",
     part: str = "xan",
 ) -> nn.Module:
-    """Replace the batch norms of feature maps at some places by XAN, in place. ``BatchNorm1d`` has no positions and is unchanged."""
+    """Replace the batch norms of feature maps at the selected places by XAN, in place. ``BatchNorm1d`` has no positions and is unchanged."""
     candidates = {path: module for path, module in model.named_modules() if isinstance(module, MAPS)}
     if not candidates:
         raise ModelError(

@@ -185,7 +185,7 @@ class ActiveRun:
         return None if self.folder is None else str(self.folder.path)
 
     def score(self, in_detail: bool) -> list[Row]:
-        """Score the current state; in detail, with a prediction for each image if the test data is in this process."""
+        """Score the current state; ``in_detail`` adds a prediction for each image if the test data is in this process."""
         bench = self.experiment.bench
         bench.answers = {} if in_detail and self.split == "test" else None
         try:

@@ -64,7 +64,7 @@ class CheckpointWriter(Callback):
             self.save(at_once=True, finished=True)
 
     def _is_due(self, number: int, every: str) -> bool:
-        """Return True for round 0 and every n-th round; or, if seconds have passed, unless a checkpoint is pending."""
+        """Return True for round 0 and every n rounds, or if the interval in seconds has passed and no checkpoint is pending."""
         if number and every.endswith("s"):
             return not self.background.busy and time.monotonic() - self.last_saved >= float(every[:-1])
         return number == 0 or number % int(every) == 0
@@ -75,7 +75,7 @@ class CheckpointWriter(Callback):
         return not self.background.busy or self.copied_bytes < LEFT_BEHIND
 
     def collect(self) -> None:
-        """Conclude the pending checkpoint if it is written. Wait for the first, because metrics without a checkpoint would look like a loss."""
+        """Conclude the pending checkpoint if it is written. Wait for the first, because metrics without a checkpoint look like data loss."""
         if not self.background.busy or self.saved < 0:
             self.conclude()
 
@@ -176,7 +176,7 @@ class BackgroundTask:
         """Wait for the task; an interrupt ends the waiting, not the task."""
         if threading.current_thread() is self.thread:
             return
-        # After an interrupted join, Python 3.11 takes the thread for finished, so wait for the event.
+        # After an interrupted join, Python 3.11 considers the thread finished, so wait for the event.
         self.done.wait()
         thread, self.thread = self.thread, None
         if thread is not None:

@@ -122,7 +122,7 @@ class EarlyStopping(Callback):
 
 
 def is_turn(number: int, rounds: int, every: int, at_end: int = 0) -> bool:
-    """Return True for every n-th round (0: none) and then for the last one, and for the last ``at_end`` rounds."""
+    """Return True every n rounds and in the last round (neither if n is 0), and in the last ``at_end`` rounds."""
     return (bool(every and number) and (number % every == 0 or number == rounds)) or number > max(0, rounds - at_end)
 
 

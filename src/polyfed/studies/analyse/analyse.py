@@ -24,7 +24,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Analyses:
-    """The analyses of some runs."""
+    """The analyses of a set of runs."""
 
     found: Sequence[Analysis]
     skipped: Sequence[Skipped]

@@ -112,7 +112,7 @@ def channel_curves(found: NormStatistics, label: str, layers: Sequence[str]) -> 
 
 
 def drift_curves(found: Mapping[str, Drift]) -> Any:
-    """Draw over rounds the change of the server statistics, the clients' distances to them, and the variance at each client."""
+    """Draw the change of the server statistics, the clients' distances to them, and the variance at each client, over rounds."""
     figure, panels = _panels(found, 3.6, 2.4, rows=2)
     for label, (above, below) in panels.items():
         one = found[label]

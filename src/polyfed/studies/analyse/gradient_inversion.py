@@ -93,7 +93,7 @@ def in_best_order(found: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def gradients_at(client: Client, parameters: Sequence[Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    """Return the gradient at some images, itself differentiable."""
+    """Return the gradient for the given images, as a differentiable function of them."""
     with default_stream(client.bench.settings.seed, "inversion"):
         loss = client.bench.loss(client.model(x), y)
     return torch.autograd.grad(loss, list(parameters), create_graph=True, allow_unused=True, materialize_grads=True)

@@ -16,7 +16,7 @@ from polyfed.studies.analyse.rounds import noted, statistics_drift
 
 @dataclass(frozen=True)
 class Analysis:
-    """The outcome of one analysis over some runs.
+    """The outcome of one analysis over a set of runs.
 
     Attributes:
         kind: Name of the analysis.

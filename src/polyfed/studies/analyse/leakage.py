@@ -3,8 +3,8 @@
     loss:   predict "member" if the model's loss on a sample is small (Yeom et al., 2018)
     lira:   log N(c; m + g, s) - log N(c; m, s), c = log(p_y / (1 - p_y)), m per sample over shadow runs (Carlini et al., 2022)
 
-A shadow run trains the same method on a random half of each client's training samples and of equally many test samples, so on about as much
-data as the run. Shadow runs come in pairs with complementary halves, so each sample is in half of them. Because they are few, all samples
+A shadow run trains the same method on a random half of the union of each client's training samples and as many test
+samples, that is, on about as much data as the run. Shadow runs come in pairs with complementary halves, so each sample is in half of them. They are few, so all samples
 share the spread s, and the gain g of membership is shrunk towards its mean over samples in proportion to its noise (James and Stein).
 
 All numbers are lower bounds: a stronger attack may succeed where these fail. References: Yeom et al., Privacy Risk in Machine Learning, CSF
@@ -74,9 +74,9 @@ def membership(
 
 @dataclass(frozen=True)
 class Pool:
-    """The attacked samples of a client: members, then equally many others.
+    """The attacked samples of a client: members, then the same number of others.
 
-    ``whole`` holds its training samples and at most equally many test samples; ``places`` are the positions of the attacked ones in it.
+    ``whole`` holds its training samples and at most as many test samples; ``places`` are the positions of the attacked samples in ``whole``.
     """
 
     examples: Examples

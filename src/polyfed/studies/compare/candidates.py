@@ -53,7 +53,7 @@ def format_settings(own: Mapping[str, Any]) -> str:
 def candidates(methods: Any, load: Sequence[str] = (), trust: Trust = NOTHING) -> dict[str, Candidate]:
     """Load the trusted method files, and return the candidates by label, without duplicates.
 
-    ``methods`` are method expressions, also several in one string, separated by semicolons; Method values; pairs of either and settings;
+    ``methods`` are method expressions, possibly several in one string, separated by semicolons; Method values; pairs of either and settings;
     or a mapping from expressions to settings.
     """
     for file in load:

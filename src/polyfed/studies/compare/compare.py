@@ -92,7 +92,7 @@ class ComparedRuns:
             model: A module, or a function that builds one. Default: the model in the settings.
             seeds: Number of runs per method, from the seed in the settings upwards.
             protocol: ``seen``, or ``leave-one-out``, which runs every method once per unseen domain.
-            folder: Parent of the run folders, also of finished ones to reuse. None writes nothing.
+            folder: Parent of the run folders, including finished ones to reuse. None writes nothing.
             callbacks: Callbacks of every run. Default: a progress bar in a notebook.
             track: Trackers of every run: tensorboard, mlflow, wandb.
         """

@@ -237,7 +237,7 @@ def federation_without_tests(data: Any, settings: Settings) -> Federation:
 
 
 def draw(federation: Federation, seed: int, images: int = _IMAGES, clients: int = _CLIENTS) -> Federation:
-    """Draw some training images of some clients into memory, without validation or test data."""
+    """Load a random sample of clients and of their training images into memory, without validation or test data."""
     chosen = federation.clients
     if len(chosen) > clients:
         chosen = tuple(chooser(seed, "doctor", "clients").sample(chosen, clients))

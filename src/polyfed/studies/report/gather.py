@@ -90,7 +90,7 @@ def _run_set(runs: Sequence[RunRecord], left_out: Sequence[str] = ()) -> RunSet:
 
 
 def _mark_missing(rows: Sequence[MethodRow]) -> list[MethodRow]:
-    """Mark the methods that have no finished run for a seed that they started, or that another federated method finished."""
+    """Mark methods without a finished run for a seed that they started or that another federated method finished."""
     expected = {run.seed for row in rows if not row.is_reference for run in row.records if run.finished}
     marked = []
     for row in rows:

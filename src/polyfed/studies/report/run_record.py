@@ -250,7 +250,7 @@ def _table(by_domain: Mapping[str, Mapping[str, Any]], measure: str) -> dict[Any
 
 
 def _test_error(scores: Sequence[Mapping[str, Any]], size: int | None, measure: str) -> float:
-    """Return the error for one domain with ``size`` test examples; if it is None, clients have distinct examples."""
+    """Return the error for one domain with ``size`` test examples; if ``size`` is None, clients have distinct examples."""
     if measure != "accuracy" or "standard_error" not in scores[0]:
         return standard_error(pooled(scores), measure)
     counts = [score["count"] for score in scores]

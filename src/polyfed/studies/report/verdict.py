@@ -92,7 +92,7 @@ class Verdict:
 
     @property
     def summary(self) -> str:
-        """The comparison of the best two methods in one short sentence; empty if there are no two."""
+        """The comparison of the best two methods in one short sentence; empty for a single method."""
         if not self.differences:
             return ""
         first = self.differences[0]

@@ -51,7 +51,7 @@ def without_tests(data: DataSet) -> DataSet:
 
 
 def trial_settings(settings: Settings) -> Settings:
-    """Return settings that only hold out the test set of an unseen domain, which cannot be read."""
+    """Return settings that test an unseen domain on its test set only, which a search cannot read."""
     return replace(settings, unseen_part="test")
 
 

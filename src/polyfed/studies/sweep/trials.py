@@ -228,7 +228,7 @@ def format_values(values: Values) -> str:
 
 
 def edges(one: Searched, axes: Sequence[Axis]) -> list[str]:
-    """Return the axes whose chosen value is the smallest or largest of several numbers, so a better one may be outside."""
+    """Return the axes whose chosen value is the smallest or largest of several numbers, so a better one may be outside the range."""
     if one.chosen is None:
         return []
     found = []

@@ -178,7 +178,7 @@ def _parse(content: bytes) -> tuple[dict[str, Any], list[str]]:
 
 
 def _form_problems(text: str, document: Mapping[str, Any]) -> list[str]:
-    """Return all problems with the keys and values of a document, except with method and other expressions."""
+    """Return all problems with the keys and values of a document, without checking method and other expressions."""
     if not document:
         return ["The file is empty. Add a [settings] table."]
     problems = [] if "made_with" in document else list(_about_problems(document))

@@ -1,4 +1,4 @@
-"""Find problems that prevent a run with some settings, without its data and without training.
+"""Find problems that prevent a run with the given settings, without its data and without training.
 
 Names and options are checked against the registries. If the classes and domains of the data set are known, blank images replace the data,
 and the clients, the loss, the model and the method are built.
