@@ -116,9 +116,8 @@ class MethodRow:
 
     @property
     def label(self) -> str:
-        """The method as all tables print it: with its progress if no run has finished, and with its mark."""
-        progress = "" if self.finished or not self.records else f" ({self.state})"
-        return f"{self.method}{progress} {MARK}" if self.missing else f"{self.method}{progress}"
+        """The method with its mark, as all tables print it."""
+        return f"{self.method} {MARK}" if self.missing else self.method
 
     @property
     def note(self) -> str:
