@@ -102,7 +102,6 @@ class RunRecord:
 
     @property
     def state(self) -> str:
-        """``finished``, or how far the run came."""
         if self.finished:
             return "finished"
         return f"unfinished: round {self.reached} of {self.rounds}" if self.divergence is None else self.divergence.words
@@ -113,7 +112,6 @@ class RunRecord:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All settings, including defaults."""
         return {**DEFAULTS, **self.document.get("settings", {})}
 
     @property
@@ -260,19 +258,16 @@ def _test_error(scores: Sequence[Mapping[str, Any]], size: int | None, measure: 
 
 
 def average(values: Iterable[float]) -> float:
-    """Return the mean; NaN if there are no values."""
     found = list(values)
     return sum(found) / len(found) if found else math.nan
 
 
 def deviation(values: Iterable[float]) -> float:
-    """Return the sample standard deviation (n - 1); NaN for fewer than two values."""
     found = list(values)
     return statistics.stdev(found) if len(found) > 1 else math.nan
 
 
 def chance_of(numbers: Mapping[str, Any]) -> float:
-    """Return the balanced accuracy of a constant prediction: one over the number of classes in the test set."""
     occurring = sum(count > 0 for count in numbers.get("class_counts", ()))
     return 1 / occurring if occurring else math.nan
 
@@ -334,7 +329,6 @@ def cost_rows(summary: Mapping[str, Any]) -> list[CostRow]:
 
 
 def plain_value(value: Any) -> Any:
-    """Return a setting in the form that ``run.toml`` stores."""
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -387,7 +381,6 @@ def joined(runs: Sequence[RunRecord], domains: Collection[str]) -> RunRecord:
 
 
 def _sum(trees: Sequence[Any]) -> Any:
-    """Add trees of numbers leaf by leaf; a missing leaf counts as zero."""
     if trees and isinstance(trees[0], Mapping):
         keys = dict.fromkeys(key for tree in trees for key in tree)
         return {key: _sum([tree[key] for tree in trees if key in tree]) for key in keys}
@@ -395,7 +388,6 @@ def _sum(trees: Sequence[Any]) -> Any:
 
 
 def run_folders(paths: Sequence[str | Path]) -> list[Path]:
-    """Return these run folders, and the run folders inside other folders."""
     found: list[Path] = []
     for path in map(Path, paths):
         pattern = "final/*/run.toml" if (path / SWEEP_FILE).is_file() else "*/run.toml"

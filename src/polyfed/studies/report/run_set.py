@@ -25,7 +25,6 @@ from polyfed.tasks.metrics import MEASURES, NEITHER_IS_BETTER, SMALLER_IS_BETTER
 from polyfed.tasks.task import Headline, Task
 
 EQUAL = 1e-9
-"""Tolerance for equal scores."""
 MARK = "†"
 """Mark of a method without a result for some seed."""
 
@@ -97,12 +96,10 @@ class MethodRow:
         )
 
     def by(self, measure: str) -> MethodRow:
-        """Return the same runs with another metric."""
         return replace(self, measure=measure)
 
     @property
     def finished(self) -> bool:
-        """Return True if at least one run has finished."""
         return any(run.finished for run in self.records)
 
     @property
@@ -111,29 +108,24 @@ class MethodRow:
 
     @property
     def state(self) -> str:
-        """``finished``, or how far the slowest run came."""
         return "finished" if self.finished else min(self.records, key=lambda run: run.reached).state
 
     @property
     def label(self) -> str:
-        """The method with its mark, as all tables print it."""
         return f"{self.method} {MARK}" if self.missing else self.method
 
     @property
     def note(self) -> str:
-        """Explanation of the mark; empty if there is none."""
         return format_missing(self.label, self.missing, self.seeds if self.finished else []) if self.missing else ""
 
     @property
     def failure(self) -> str:
-        """Describe the problem of a method that could not be run."""
         if self.divergence is None:
             return f"could not be run: {self.problem}"
         return f"{self.problem[:1].lower()}{self.problem[1:]}"
 
     @property
     def first(self) -> RunRecord:
-        """The run that provides the properties that all runs share."""
         return self.counted[0]
 
     @cached_property
@@ -151,7 +143,6 @@ class MethodRow:
 
     @cached_property
     def is_reference(self) -> bool:
-        """Return True if it trains on the pooled data and is therefore not a federated method."""
         recorded = self.first.document.get("method", {}).get("pools_data")
         if recorded is not None:
             return bool(recorded)
@@ -163,16 +154,13 @@ class MethodRow:
     # ------------------------------------------------------------------------------------------------------------- scores
 
     def rounds(self, view: str) -> list[int]:
-        """Return the rounds in which all seeds were evaluated."""
         return sorted(set.intersection(*(set(run.tables_of(self.measure)[view]) for run in self.counted)))
 
     def scores(self, view: str, key: Any, number: int) -> dict[int, float]:
-        """Return the scores of one round by seed; empty if a seed has none."""
         found = {run.seed: run.tables_of(self.measure)[view][number].get(key, math.nan) for run in self.counted}
         return found if all(map(math.isfinite, found.values())) else {}
 
     def finals(self, view: str, key: Any) -> dict[int, float]:
-        """Return the last scores by seed; empty if a seed has none."""
         found = {run.seed: run.final(view, self.measure).get(key, math.nan) for run in self.counted}
         return found if all(map(math.isfinite, found.values())) else {}
 
@@ -294,7 +282,6 @@ class RunSet:
     left_out: Sequence[str] = ()
 
     def by(self, measure: str) -> RunSet:
-        """Return the same runs with another metric."""
         return replace(self, rows=[row.by(measure) for row in self.rows])
 
     @property
@@ -339,7 +326,6 @@ class RunSet:
     # ------------------------------------------------------------------------------------------------------------- tables
 
     def columns(self, view: str, totals: Sequence[str] = ("mean", "worst")) -> list[Column]:
-        """Return the columns of one view: domains and, if there are several, their mean, worst and spread."""
         keys = {"mean": MEAN, "worst": WORST, "spread": SPREAD}
         domains = [Column(domain, view, domain) for domain in self.domains(view)]
         return [*domains, *(Column(name, view, keys[name]) for name in totals if len(domains) > 1)]
@@ -375,11 +361,9 @@ class RunSet:
 
     @property
     def listed(self) -> list[MethodRow]:
-        """The methods in their order, except that those with a missing seed are last."""
         return sorted(self.rows, key=lambda row: not row.is_complete)
 
     def cells(self, row: MethodRow, columns: Sequence[Column]) -> list[Cell]:
-        """Return the scores of a method as all tables print them."""
         found = [row.number(c.view, c.key) if row.records and row.finals(c.view, c.key) else None for c in columns]
         return [Cell(number, row in self.best(column)) for number, column in zip(found, columns, strict=True)]
 
