@@ -139,7 +139,7 @@ def doctor(
 ) -> Diagnosis:
     """Diagnose whether shared batch norm will hurt a federation, and recommend a method.
 
-    Takes a few training steps on each client. Reads no test images and writes nothing. ``data`` and ``model`` are the same as for
+    Takes a few training steps on each client. It does not read test images or write files. ``data`` and ``model`` are the same as for
     ``polyfed.run``.
 
     Args:

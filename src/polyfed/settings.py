@@ -59,7 +59,7 @@ class Settings:
     local_epochs: int = setting(1, "Local epochs per round.", "Training", "training", minimum=1)
     local_steps: int | None = setting(None, "Local steps per round, instead of --local-epochs.", "Training", "training", minimum=1)
     batch_size: int = setting(
-        UnsetCount(32), "Training batch size. Some data sets and models declare another default.", "Training", "training", minimum=1
+        UnsetCount(32), "Training batch size. Some data sets and models override this default.", "Training", "training", minimum=1
     )
     sampling: str = setting(
         "shuffled",
@@ -70,7 +70,7 @@ class Settings:
     )
     lr: float = setting(
         UnsetRate(0.05),
-        "Client learning rate. Some data sets and models declare another default.",
+        "Client learning rate. Some data sets and models override this default.",
         "Training",
         "training",
         minimum=0,
@@ -80,7 +80,7 @@ class Settings:
     )
     optimizer: str = setting(
         UnsetName("sgd"),
-        "Client optimizer: sgd, adam or adamw. Some data sets and models declare another default.",
+        "Client optimizer: sgd, adam or adamw. Some data sets and models override this default.",
         "Training",
         "training",
         choices=("sgd", "adam", "adamw"),
@@ -132,9 +132,9 @@ class Settings:
     )
     selection: str = setting(
         "last",
-        "Results to report: last (the last round), mean_last(10) (the mean over the last ten rounds, with the final model), "
-        "best_validation (the best round on validation data, mean over the training clients), or best_local_validation (the "
-        "same with client models before averaging, weighted by training size).",
+        "Results to report. last: the last round. mean_last(10): the mean of the last ten rounds, with the final model. "
+        "best_validation: the round with the best mean validation score of the training clients. best_local_validation: the "
+        "same, scored before averaging and weighted by training size.",
         "Evaluation",
         "training",
         choices=("last", "mean_last(10)", "best_validation", "best_local_validation"),
@@ -203,7 +203,7 @@ class Settings:
     )
     workers: str = setting(
         AUTO,
-        "Number of processes that train clients in parallel, one thread each, or auto: one per core, but one for short runs.",
+        "Number of processes that train clients in parallel, one thread each. auto: one per core; a single process for short runs.",
         "Speed",
         "machine",
         pattern=r"auto|[1-9]\d{0,5}",

@@ -24,7 +24,7 @@ def audit() -> None:
 def verify(file: str, expect: str) -> None:
     """Verify the hash chain of an audit log.
 
-    Exits with code 2 if a line was changed, added or removed, and names it.
+    Exits with code 2 and names the line if one was changed, added or removed.
     """
     from polyfed.runs.folder.audit_log import verify as verified
 

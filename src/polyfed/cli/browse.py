@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 METHOD_NOTES = (
     "smallest batch: model's = the minimum of the model (2 with batch norm, otherwise 1).",
-    "sampled clients: state ages = works, but the state of clients that are not sampled becomes outdated.",
+    "sampled clients: state ages = works, but clients that are not sampled keep old state.",
 )
 EXPERIMENT_NOTES = (
     "core-hours: all seeds of the cells that can be run, computed from the measured speed of the networks (docs/reproduce.md).",

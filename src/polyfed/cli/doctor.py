@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 @shared("data", "recipe", "set", "trust", "wide", "explain", "json", "quiet")
 @settings_except("data", "method")
 def doctor(wide: bool, explain: bool, as_json: bool, quiet: bool, **values: Any) -> None:
-    """Diagnose from a few training steps per client whether shared batch norm will hurt, and recommend a method.
+    """Estimate from a few training steps per client whether shared batch norm will hurt, and recommend a method.
 
-    Reads no test images.
+    Test images are not read.
     """
     log_to_stderr(quiet)
     chosen = resolve_values(**values)

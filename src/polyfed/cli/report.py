@@ -65,8 +65,8 @@ def report(
 ) -> None:
     """Write a self-contained HTML report.
 
-    It shows the best method per domain, confidence intervals, costs, analyses, and commands to repeat the runs. Unfinished runs are shown
-    with their round and never ranked. Tables and figures refuse them.
+    It shows the best method per domain, confidence intervals, costs, analyses, and commands to repeat the runs. Unfinished runs are
+    labelled with their round and not ranked; --tables and --figures reject them.
     """
     if metric not in FACTS["metric"].choices:
         raise SettingError(f"--metric cannot be {metric!r}. {nearest(metric, FACTS['metric'].choices)}")

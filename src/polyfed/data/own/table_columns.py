@@ -70,7 +70,7 @@ def choose_group(
     named = f"the column{'s' * (len(likely) > 1)} {', '.join(likely)}"
     call = reader.replace('"TABLE"', f'"{where}"').replace('"FOLDER"', f'"{where}"')
     raise DataError(
-        f"{where} has {named}, and images of one {likely[0]} could be in both training and test data, which makes scores too high. Pass "
+        f"{where} has {named}, and images of one {likely[0]} could be in both training and test data, which inflates the scores. Pass "
         f'the data as \'{call}, group="{likely[0]}")\' to keep them together, or with group="" to ignore the column.'
     )
 

@@ -106,14 +106,14 @@ def _download(url: str, part: Path, limit: int, progress: Callable[[int, int | N
                 length = response.headers.get("Content-Length", "")
                 total = received + int(length) if length.isdecimal() else None
                 if total is not None and total > limit:
-                    return f"the server announces {total:,} bytes, but the file has at most {limit:,}"
+                    return f"the server announces {total:,} bytes; the limit is {limit:,}"
                 with part.open("r+b" if received else "wb") as stream:
                     stream.seek(received)
                     while chunk := _read(response):
                         received += len(chunk)
                         if received > limit:
                             part.unlink()
-                            return f"the server sent more than the {limit:,} bytes that the file has at most"
+                            return f"the server sent more than the {limit:,} bytes of the limit"
                         stream.write(chunk)
                         progress(received, total)
         except urllib.error.HTTPError as error:

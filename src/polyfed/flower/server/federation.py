@@ -50,7 +50,7 @@ def unseen_at_server(settings: Settings, data: str, node: Description) -> Mappin
     if not data:
         if settings.unseen:
             log.warning(
-                "Unseen domains (%s) are not tested, because no node tests them. To test them on the server, use "
+                "Unseen domains (%s) are not tested, because the nodes do not evaluate them. To test them on the server, use "
                 "--run-config 'unseen-data=\"DIR\"'.",
                 ", ".join(settings.unseen),
             )

@@ -39,7 +39,7 @@ class Divergence:
 
     @property
     def remedy(self) -> str:
-        return f"Resuming it gives the same result. Train it again with a lower rate: --lr {self.suggested_lr:g}."
+        return f"Resuming it gives the same result. Train it again with a lower learning rate: --lr {self.suggested_lr:g}."
 
     def as_line(self) -> dict[str, Any]:
         return {"round": self.round, "view": DIVERGED, "client": self.client, "suggested_lr": self.suggested_lr}

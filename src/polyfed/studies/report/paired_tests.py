@@ -44,8 +44,8 @@ class ImageTest:
     def summary(self) -> str:
         p_value = f"{self.p_value:.3f}" if self.p_value >= 0.001 else f"{self.p_value:.1g}"
         return (
-            f"with seed {self.seed}, on the same {self.images:,} test images, only the first is right {self.only_first:,} times and only "
-            f"the second {self.only_second:,} times (McNemar's exact test: p = {p_value}). Bootstrap over test images, "
+            f"with seed {self.seed}, on the same {self.images:,} test images, only the first method is correct on {self.only_first:,} and "
+            f"only the second on {self.only_second:,} (McNemar's exact test: p = {p_value}). Bootstrap over test images, "
             f"{'one seed' if self.seeds == 1 else f'averaged over {self.seeds} seeds'}: 95 % interval "
             f"{points(self.low, True)} to {points(self.high, True)} points."
         )
